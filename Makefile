@@ -29,7 +29,7 @@ serve: setup
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 test: lint

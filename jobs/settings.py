@@ -72,4 +72,4 @@ class Settings(BaseSettings):
 
 @cache
 def settings() -> Settings:
-    return Settings()  # pyright: ignore[reportCallIssue]  (its fields come from the environment)
+    return Settings()

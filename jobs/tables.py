@@ -193,7 +193,7 @@ class Gpu(Table):
 
 
 class ShippedFile(Table):
-    """How far a run directory's file has been copied into the database, in the same transaction as the rows."""
+    """How far a run file has been copied into the database; moves in the same transaction as the rows."""
 
     __tablename__ = "shipped_files"
 

@@ -145,7 +145,7 @@ class TrainConfig:
     """Also evaluate before the first step, so that a result has its baseline."""
 
     save_steps: int | None = None
-    """Checkpoint every so many steps; ``None`` checkpoints at the end of each epoch. The end always has one."""
+    """Checkpoint every so many steps; ``None`` checkpoints at each epoch's end. The end always has one."""
 
     save_total_limit: int = 2
     """Newest checkpoints kept; older ones are deleted after a newer one verified."""
@@ -169,8 +169,11 @@ class TrainConfig:
             value = getattr(self, name)
             _require(value is None or value >= 1, name, f"{value!r} must be at least 1")
         for name in (
-            "train_batch_size", "per_device_train_batch_size", "per_device_eval_batch_size", "save_total_limit"
-        ):  # fmt: skip
+            "train_batch_size",
+            "per_device_train_batch_size",
+            "per_device_eval_batch_size",
+            "save_total_limit",
+        ):
             _require(getattr(self, name) >= 1, name, f"{getattr(self, name)!r} must be at least 1")
         _require(self.max_length >= 2, "max_length", f"{self.max_length!r} must be at least 2")
         _one_of("lr_scheduler_type", self.lr_scheduler_type, get_args(Scheduler))
