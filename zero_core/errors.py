@@ -1,0 +1,28 @@
+"""What the engine refuses or gives up on, each with a stable code.
+
+EngineError
+├── PlanMismatch        plan_mismatch        ranks do not hold the same model
+├── CheckpointDamaged   checkpoint_damaged   a file is missing, short or altered
+├── CheckpointMismatch  checkpoint_mismatch  a good checkpoint, of another model
+└── PeerFailed          peer_failed          another rank gave up first; its message has the cause
+"""
+
+
+class EngineError(RuntimeError):
+    code = "engine_error"
+
+
+class PlanMismatch(EngineError):
+    code = "plan_mismatch"
+
+
+class CheckpointDamaged(EngineError):
+    code = "checkpoint_damaged"
+
+
+class CheckpointMismatch(EngineError):
+    code = "checkpoint_mismatch"
+
+
+class PeerFailed(EngineError):
+    code = "peer_failed"
