@@ -82,10 +82,10 @@ class ZeroEngine:
         self._micro_batch = 0
         self._weight = 0.0
         self._ledger = Ledger()
-        self._device = next(model.parameters()).device
-        self._pool = BufferPool(self._device, self._ledger)
-        self.communicator = Communicator(self._device, self._pool)
-        self._baseline = footprint(self._device).current - _model_bytes(model)
+        self.device = next(model.parameters()).device
+        self._pool = BufferPool(self.device, self._ledger)
+        self.communicator = Communicator(self.device, self._pool)
+        self._baseline = footprint(self.device).current - _model_bytes(model)
 
         parts = partition(model, config.unit_classes)
         self.communicator.check_same(_digest(parts), "names, shapes or order of parameters")
@@ -171,8 +171,7 @@ class ZeroEngine:
         lr = self.learning_rate
         if not skipped and target_tokens:
             self.optimizer.step(lr, self._gradient_factor(target_tokens, grad_norm), used)
-            for handle in [h for unit in self.units for flat in unit.flats if (h := flat.refresh())]:
-                handle.wait()
+            self.refresh_parameters()
         for flat in self._trainable_flats():
             flat.finish_step()
         self.steps += 1
@@ -183,6 +182,11 @@ class ZeroEngine:
         return StepReport(
             self.steps, grad_norm, skipped, lr, target_tokens, elements, self.communicator.ring_factor
         )
+
+    def refresh_parameters(self) -> None:
+        """Bring the master weights to where forward reads them. Collective."""
+        for handle in [h for flat in self._trainable_flats() if (h := flat.refresh())]:
+            handle.wait()
 
     def _gradient_factor(self, target_tokens: float, grad_norm: float) -> float:
         """From the summed gradient to the mean one, clipped as ``clip_grad_norm_`` does."""
@@ -239,7 +243,7 @@ class ZeroEngine:
 
     @contextmanager
     def full_parameters(self) -> Iterator[nn.Module]:
-        """Every parameter whole on every rank inside the block, as long as nothing changes one. Collective."""
+        """Every parameter whole on every rank inside the block; changes to one are lost. Collective."""
         self.current_pass = Pass.HELD
         try:
             for unit in self.units:
@@ -253,9 +257,9 @@ class ZeroEngine:
                 unit.release()
 
     def memory(self) -> Usage:
-        """Bytes by category and tier, current and peak since the last ``start_memory_step``."""
+        """Bytes by category and tier, current and peak since the last ``start_measuring``."""
         usage = self._ledger.usage()
-        seen = footprint(self._device)
+        seen = footprint(self.device)
         owned = self._ledger.owned()
         for category, current, peak in (
             ("other", self._baseline, self._baseline),
@@ -265,13 +269,14 @@ class ZeroEngine:
         return usage
 
     def resident(self) -> Footprint:
-        """Resident size of this process, current and peak since the last ``start_memory_step``."""
+        """Resident size of this process, current and peak since the last ``start_measuring``."""
         return resident()
 
-    def start_memory_step(self) -> None:
-        """Start the peaks of ``memory`` anew."""
+    def start_measuring(self) -> None:
+        """Start the peaks of ``memory`` and the count of elements anew: what came before is no step's."""
         self._ledger.start_step()
-        reset_peak(self._device)
+        reset_peak(self.device)
+        self.communicator.restart_count()
 
     def close(self) -> None:
         """Give the model back with whole parameters and no hooks, and the process groups up. Collective."""

@@ -50,7 +50,7 @@ class Ledger:
         return sum(self._current.values())
 
     def usage(self) -> Usage:
-        usage: Usage = {category: {"current": {}, "peak": {}} for category in OWNED}
+        usage: Usage = {category: {"current": {"device": 0}, "peak": {"device": 0}} for category in OWNED}
         for name, amounts in (("current", self._current), ("peak", self._peak)):
             for (category, tier), nbytes in amounts.items():
                 usage[category][name][tier] = nbytes

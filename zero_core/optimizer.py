@@ -12,17 +12,17 @@ from torch import Tensor
 
 from zero_core.config import AdamWConfig
 from zero_core.flat_parameter import FlatParameter
-from zero_core.layout import Piece
+from zero_core.layout import Layout, Piece
 from zero_core.memory import Ledger
 
 
 @dataclass(frozen=True)
 class Owned:
-    """A parameter's piece that this rank updates: its master weights, and the optimizer that has its state."""
+    """A parameter's piece that this rank updates, with its master weights and optimizer state."""
 
     piece: Piece
-    index: int
-    """Position of the parameter in its flat parameter."""
+    layout: Layout
+    """Of the flat parameter that the piece belongs to."""
 
     master: Tensor
     state: dict[str, Tensor]
@@ -91,7 +91,7 @@ class ShardedOptimizer:
         """Every piece with its state, creating what torch would create at the first step."""
         self.materialize()
         return [
-            Owned(piece, flat.layout.slots.index(piece.slot), master, optimizer.state[master])
+            Owned(piece, flat.layout, master, optimizer.state[master])
             for flat, pieces, optimizer in zip(self._flats, self._pieces, self._optimizers, strict=True)
             if optimizer is not None
             for piece, master in pieces

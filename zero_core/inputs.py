@@ -1,0 +1,64 @@
+"""What a run starts from: the model on the device, the tokenised files, and what was odd about them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from zero_core.data.dataset import Dataset
+from zero_core.data.formats import InvalidFile
+from zero_core.journal import Journal
+from zero_core.models import load_model
+from zero_core.run import Run
+
+
+class InvalidInput(ValueError):
+    """A file that can't be trained on; ``param`` is the request's field that named it."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True)
+class Inputs:
+    model: nn.Module
+    tokenizer: Any
+    training: Dataset
+    validation: Dataset | None
+
+    @property
+    def pad_id(self) -> int:
+        return int(self.tokenizer.pad_token_id)
+
+
+def load_inputs(run: Run, device: torch.device, journal: Journal) -> Inputs:
+    model, tokenizer = load_model(run.model_path, torch.float32)
+    if run.train.gradient_checkpointing:
+        model.activation_checkpointing_enable()
+    training = _dataset(run, run.training_file, "training_file", tokenizer, run.min_examples, journal)
+    validation = None
+    if run.validation_file is not None:
+        validation = _dataset(run, run.validation_file, "validation_file", tokenizer, 1, journal)
+    return Inputs(model.to(device).train(), tokenizer, training, validation)
+
+
+def _dataset(
+    run: Run, path: Path, param: str, tokenizer: Any, min_examples: int, journal: Journal
+) -> Dataset:
+    try:
+        dataset = Dataset.from_file(path, tokenizer, run.train.max_length, min_examples)
+    except InvalidFile as error:
+        raise InvalidInput(param, str(error)) from error
+    if dataset.truncated:
+        journal.warn(
+            f"{param}: {dataset.truncated} of {len(dataset)} examples were cut at "
+            f"max_length {run.train.max_length}"
+        )
+    if dataset.dropped:
+        journal.warn(
+            f"{param}: {dataset.dropped} examples had no target token within max_length and were left out"
+        )
+    return dataset
