@@ -85,7 +85,6 @@ class ZeroEngine:
         self.device = next(model.parameters()).device
         self._pool = BufferPool(self.device, self._ledger)
         self.communicator = Communicator(self.device, self._pool)
-        self._baseline = footprint(self.device).current - _model_bytes(model)
 
         parts = partition(model, config.unit_classes)
         self.communicator.check_same(_digest(parts), "names, shapes or order of parameters")
@@ -100,6 +99,7 @@ class ZeroEngine:
         self.optimizer = ShardedOptimizer(
             self._trainable_flats(), optimizer or AdamWConfig(), lr_schedule, self._ledger
         )
+        self._baseline = footprint(self.device).current - self._ledger.owned()
 
     def _build_unit(self, part: Part) -> Unit:
         dtype = DTYPES[self.config.precision]
@@ -284,10 +284,6 @@ class ZeroEngine:
             unit.gather()
             unit.detach()
         self.communicator.close()
-
-
-def _model_bytes(model: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def _digest(parts: list[Part]) -> bytes:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from zero_core.data.dataset import Dataset
 from zero_core.data.formats import InvalidFile
@@ -24,7 +23,9 @@ class InvalidInput(ValueError):
 
 @dataclass(frozen=True)
 class Inputs:
-    model: nn.Module
+    model: Any
+    """A ``PreTrainedModel`` on the device, in training mode."""
+
     tokenizer: Any
     training: Dataset
     validation: Dataset | None

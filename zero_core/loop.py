@@ -35,8 +35,8 @@ NON_FINITE_LIMIT = 3
 class NonFiniteLoss(ArithmeticError):
     def __init__(self, step: int, lr: float) -> None:
         super().__init__(
-            f"the gradient was not finite for {NON_FINITE_LIMIT} steps in a row up to step {step}, at learning "
-            f"rate {lr:.2g}: lower learning_rate, add warmup_steps, or check the training file"
+            f"the gradient was not finite for {NON_FINITE_LIMIT} steps in a row up to step {step}, at "
+            f"learning rate {lr:.2g}: lower learning_rate, add warmup_steps, or check the training file"
         )
         self.step = step
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from zero_core.errors import PeerFailed
-from zero_core.journal import Journal
 from zero_core.inputs import InvalidInput
+from zero_core.journal import Journal
 from zero_core.loop import NonFiniteLoss, TrainingLoop
 from zero_core.model_files import InvalidModel
 from zero_core.parent_death import die_with_parent

@@ -125,7 +125,7 @@ def test_another_models_is_refused_by_name(pools: dict[int, RankPool], tmp_path:
 
 def test_a_rank_that_cant_write_leaves_nothing(pools: dict[int, RankPool], tmp_path: Path) -> None:
     path = tmp_path / "step-1"
-    with pytest.raises(RankError, match="No space left|File too large"):
+    with pytest.raises(RankError, match=r"No space left|File too large"):
         pools[2].run(save_with_little_room, path)
     assert not path.exists()
 

@@ -24,7 +24,7 @@ class Result:
 
 
 def micro_batches(batch: dict[str, Tensor], accumulation: int) -> list[dict[str, Tensor]]:
-    """This rank's micro-batches: the global batch in ``accumulation`` parts, each dealt to the ranks in turn."""
+    """This rank's micro-batches: ``accumulation`` parts of the global batch, each dealt to the ranks."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     return [
         {name: tensor.chunk(accumulation)[part][rank::world_size] for name, tensor in batch.items()}
