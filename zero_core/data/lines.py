@@ -1,0 +1,128 @@
+"""JSON values from the lines of a file, in memory bounded by the longest line that is allowed."""
+
+import codecs
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+MAX_LINE_BYTES = 16 * 2**20
+MAX_DEPTH = 64
+"""Deepest nesting of lists and objects: templates and JSON writers walk values by recursion."""
+
+_LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_SHOWN = 60
+
+
+class LineProblem(ValueError):
+    """Why one line can't be used: a stable code and a message for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Line:
+    number: int
+    """Counted from 1, blank lines included."""
+
+    content: Any
+    """The parsed value, or the ``LineProblem``."""
+
+
+def shown(value: object) -> str:
+    """``value`` for a message: quoted, escaped and short."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Every line that is not blank. A byte order mark and either kind of line end are accepted."""
+    with path.open("rb") as file:
+        number = 0
+        while raw := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if number == 1:
+                raw = raw.removeprefix(codecs.BOM_UTF8)
+            if len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
+                _skip_line(file)
+                yield Line(number, LineProblem("line_too_long", f"is longer than {MAX_LINE_BYTES:,} bytes"))
+            elif raw.strip():
+                yield Line(number, _parsed(raw))
+
+
+def _skip_line(file: BinaryIO) -> None:
+    while (raw := file.readline(MAX_LINE_BYTES)) and not raw.endswith(b"\n"):
+        pass
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return _parse(raw)
+    except LineProblem as problem:
+        return problem
+
+
+def _parse(raw: bytes) -> Any:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise LineProblem(
+            "invalid_utf8", f"is not UTF-8 at byte {error.start + 1}: save the file as UTF-8"
+        ) from None
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except RecursionError:
+        raise _too_deep() from None
+    except json.JSONDecodeError as error:
+        raise LineProblem("invalid_json", f"is not JSON at column {error.colno}: {error.msg}") from None
+    except LineProblem:
+        raise
+    except ValueError as error:  # an integer of thousands of digits
+        raise LineProblem("invalid_json", f"is not JSON: {error}") from None
+    if _is_deeper(value, MAX_DEPTH):
+        raise _too_deep()
+    if _LONE_SURROGATE.search(raw) and not _is_unicode(value):
+        raise LineProblem("invalid_unicode", "has a \\ud800-\\udfff escape without its other half")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise LineProblem("invalid_json", f"is not JSON: {name} is no JSON value")
+
+
+def _finite(literal: str) -> float:
+    value = float(literal)
+    if not math.isfinite(value):
+        raise LineProblem("invalid_json", f"has the number {shown(literal)}, which is out of range")
+    return value
+
+
+def _too_deep() -> LineProblem:
+    return LineProblem("too_deep", f"nests lists and objects deeper than {MAX_DEPTH} levels")
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            item
+            for container in level
+            if isinstance(container, dict | list)
+            for item in (container.values() if isinstance(container, dict) else container)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
