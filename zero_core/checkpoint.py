@@ -19,7 +19,7 @@ from torch import Tensor
 from zero_core import durable
 from zero_core.collectives import Communicator
 from zero_core.engine import ZeroEngine
-from zero_core.errors import CheckpointDamaged, CheckpointMismatch, PeerFailed
+from zero_core.errors import CheckpointDamaged, CheckpointMismatch, EngineError, PeerFailed
 from zero_core.manifest import Manifest, StoredFile, StoredPiece
 from zero_core.optimizer import Owned
 
@@ -60,11 +60,15 @@ def save(engine: ZeroEngine, path: Path, state: dict[str, Any]) -> Saved | None:
 
 
 class all_or_none:
-    """A block that every rank runs: if it fails on one, it fails on all, and no rank waits for ever."""
+    """A block that every rank runs: if it fails on one, it fails on all, and no rank waits for ever.
 
-    def __init__(self, group: Communicator, what: str) -> None:
+    A rank on which it went well raises ``verdict``.
+    """
+
+    def __init__(self, group: Communicator, what: str, verdict: type[EngineError] = PeerFailed) -> None:
         self._group = group
         self._what = what
+        self._verdict = verdict
 
     def __enter__(self) -> None:
         return None
@@ -74,7 +78,7 @@ class all_or_none:
         failed[self._group.rank] = error is not None
         self._group.agree(failed)
         if error is None and failed.any():
-            raise PeerFailed(f"{self._what}: rank {int(failed.argmax())} failed; its log has the cause")
+            raise self._verdict(f"{self._what}: rank {int(failed.argmax())} failed; its log has the cause")
 
 
 def _shard_part(engine: ZeroEngine, owned: Owned) -> tuple[int, int] | None:
@@ -173,12 +177,12 @@ def load(engine: ZeroEngine, path: Path) -> dict[str, Any]:
     changes before the whole checkpoint has been verified. Collective.
     """
     group = engine.communicator
-    with all_or_none(group, f"checkpoint {path.name}"):
+    with all_or_none(group, f"checkpoint {path.name}", CheckpointDamaged):
         manifest = Manifest.read(path)
         _check_model(engine, manifest)
         mine = sorted(manifest.files)[group.rank :: group.world_size]
         manifest.verify(path, mine)
-    with all_or_none(group, f"checkpoint {path.name}"):
+    with all_or_none(group, f"checkpoint {path.name}", CheckpointDamaged):
         _read_pieces(engine, path, manifest)
         _read_buffers(engine, path)
         _read_rng(engine, path, manifest)

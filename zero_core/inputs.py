@@ -5,20 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from zero_core.data.dataset import Dataset
-from zero_core.data.formats import InvalidFile
+from zero_core.data.formats import Param
 from zero_core.journal import Journal
 from zero_core.models import load_model
 from zero_core.run import Run
-
-
-class InvalidInput(ValueError):
-    """A file that can't be trained on; ``param`` is the request's field that named it."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 @dataclass(frozen=True)
@@ -43,16 +36,14 @@ def load_inputs(run: Run, device: torch.device, journal: Journal) -> Inputs:
     validation = None
     if run.validation_file is not None:
         validation = _dataset(run, run.validation_file, "validation_file", tokenizer, 1, journal)
-    return Inputs(model.to(device).train(), tokenizer, training, validation)
+    nn.Module.to(model, device).train()
+    return Inputs(model, tokenizer, training, validation)
 
 
 def _dataset(
-    run: Run, path: Path, param: str, tokenizer: Any, min_examples: int, journal: Journal
+    run: Run, path: Path, param: Param, tokenizer: Any, min_examples: int, journal: Journal
 ) -> Dataset:
-    try:
-        dataset = Dataset.from_file(path, tokenizer, run.train.max_length, min_examples)
-    except InvalidFile as error:
-        raise InvalidInput(param, str(error)) from error
+    dataset = Dataset.from_file(path, tokenizer, run.train.max_length, min_examples, param)
     if dataset.truncated:
         journal.warn(
             f"{param}: {dataset.truncated} of {len(dataset)} examples were cut at "

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from transformers.utils import logging
 
+from zero_core.data.formats import InvalidFile
 from zero_core.errors import PeerFailed
-from zero_core.inputs import InvalidInput
 from zero_core.journal import Journal
 from zero_core.loop import NonFiniteLoss, TrainingLoop
 from zero_core.model_files import InvalidModel
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument("directory", type=Path, help="the attempt's directory, with run.json")
     directory: Path = parser.parse_args().directory.resolve()
     die_with_parent(os.getppid())
+    logging.disable_progress_bar()
     stop = StopRequest(directory)
     try:
         outcome = train(Run.read(directory), stop)
@@ -67,8 +69,8 @@ def first_cause(error: Exception) -> Outcome | None:
     text = str(error)
     if isinstance(error, PeerFailed) or any(sign in text for sign in PEER_GONE):
         return None
-    if isinstance(error, InvalidInput):
-        return Outcome("failed", f"invalid_{error.param}", text, error.param)
+    if isinstance(error, InvalidFile):
+        return Outcome("failed", error.code, text, error.param)
     if isinstance(error, InvalidModel):
         return Outcome("failed", error.code, text, "model")
     if isinstance(error, NonFiniteLoss):
