@@ -1,0 +1,116 @@
+"""The lines that ranks write into their run directory (docs/run-directory.md), checked one by one.
+
+Everything that PostgreSQL would refuse is refused here, so that a bad line can be skipped alone: numbers
+that are not finite or too large for their column, NUL characters, text that is not UTF-8.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+
+from jobs.state import Phase
+
+
+def _without_nul(value: object) -> object:
+    return value.replace("\0", "\ufffd") if isinstance(value, str) else value
+
+
+Text = Annotated[str, BeforeValidator(_without_nul), Field(max_length=20_000)]
+Time = Annotated[float, Field(ge=0, le=2**33, allow_inf_nan=False)]
+Step = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Line(BaseModel):
+    # A newer engine may say more than this service knows.
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    time: Time
+
+
+class Start(_Line):
+    kind: Literal["start"]
+    total_steps: Step
+    step: Step
+    resumed_from: Text | None
+    world_size: Count
+    examples: Count
+    parameters: Count
+    model_state_bytes: Count
+    device: Text
+
+
+class PhaseChange(_Line):
+    kind: Literal["phase"]
+    phase: Literal[Phase.TRAINING, Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING]
+
+
+class Metrics(_Line):
+    kind: Literal["metrics"]
+    step: Step
+    train_loss: Number | None
+    train_accuracy: Number | None
+    learning_rate: Number | None
+    grad_norm: Number | None
+    tokens: Count
+    trained_tokens: Count
+    tokens_per_second: Number | None
+    seconds: Number | None
+    elements_sent: Count | None
+    skipped: bool
+
+
+class Evaluation(_Line):
+    kind: Literal["evaluation"]
+    step: Step
+    valid_loss: Number | None
+    valid_accuracy: Number | None
+
+
+class CheckpointMade(_Line):
+    kind: Literal["checkpoint"]
+    step: Step
+    path: Text
+    manifest_sha256: Text
+    bytes: Count
+    train_loss: Number | None = None
+    train_accuracy: Number | None = None
+    valid_loss: Number | None = None
+    valid_accuracy: Number | None = None
+
+
+class Pruned(_Line):
+    kind: Literal["pruned"]
+    path: Text
+
+
+class Message(_Line):
+    kind: Literal["message"]
+    level: Literal["info", "warn", "error"]
+    message: Text
+
+
+class Exported(_Line):
+    kind: Literal["exported"]
+    path: Text
+    bytes: Count
+
+
+EventLine = Annotated[
+    Start | PhaseChange | Metrics | Evaluation | CheckpointMade | Pruned | Message | Exported,
+    Field(discriminator="kind"),
+]
+
+
+class RankLine(_Line):
+    """Memory of one rank at one step."""
+
+    step: Step
+    memory: dict[Text, dict[Text, dict[Text, Count]]]
+    resident: Count | None
+    resident_peak: Count | None
+
+
+EVENT_LINES: TypeAdapter[EventLine] = TypeAdapter(EventLine)
+RANK_LINES: TypeAdapter[RankLine] = TypeAdapter(RankLine)

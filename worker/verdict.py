@@ -1,0 +1,73 @@
+"""What an attempt came to, from everything that it left behind. Pure."""
+
+import re
+from dataclasses import dataclass
+
+from jobs.attempts import Ending
+from jobs.state import Reason, State
+from worker.run_directory import Outcome
+
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|CUDA out of memory|DefaultCPUAllocator: (can't|not enough)|MemoryError"
+)
+_DISK_FULL = re.compile(r"No space left on device|Errno 28\b")
+
+_SMALLER = "Use more GPUs, a smaller per_device_train_batch_size or max_length, or gradient_checkpointing."
+
+_STATUS = {"succeeded": State.SUCCEEDED, "paused": State.PAUSED, "cancelled": State.CANCELLED}
+_REASON = {"paused": Reason.PAUSED_BY_USER, "cancelled": Reason.CANCELLED_BY_USER}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    outcome: Outcome | None
+    exit_code: int | None
+    """Of the launcher; None where the supervisor ended it itself."""
+    log_tail: str
+    stopping: bool = False
+    """The ranks had been asked to stop."""
+    hung: bool = False
+    """A rank made no progress for too long and was killed."""
+    oom_killed: bool = False
+    """The kernel killed a process of this control group for memory while the attempt ran."""
+
+
+def decide(evidence: Evidence) -> Ending:
+    """The ranks' own word goes first; without one, or with no more than a crash, the traces decide."""
+    outcome = evidence.outcome
+    if outcome is not None and outcome.status != "failed":
+        reason = _REASON.get(outcome.status)
+        return Ending(_STATUS[outcome.status], reason, exit_code=evidence.exit_code)
+    if evidence.stopping and outcome is None:
+        # Asked to stop and then killed, before or after the grace: nobody's fault.
+        return Ending(State.RETRY_WAIT, exit_code=evidence.exit_code, blame=False)
+    said = _reason(outcome)
+    if outcome is not None and said not in (Reason.CRASHED, Reason.LOST):
+        return Ending(State.FAILED, said, outcome.message, outcome.param, evidence.exit_code)
+    reason, message = _traces(evidence)
+    if outcome is not None and reason is Reason.CRASHED:
+        reason, message = said, outcome.message or message
+    return Ending(State.FAILED, reason, message, exit_code=evidence.exit_code)
+
+
+def _reason(outcome: Outcome | None) -> Reason:
+    known = {str(reason) for reason in Reason}
+    return Reason(outcome.reason) if outcome is not None and outcome.reason in known else Reason.CRASHED
+
+
+def _traces(evidence: Evidence) -> tuple[Reason, str]:
+    if evidence.hung:
+        return Reason.HUNG, "A rank made no progress for too long and was ended."
+    if evidence.oom_killed:
+        return Reason.OOM, f"The kernel ended a rank: the host's memory was used up. {_SMALLER}"
+    if _DISK_FULL.search(evidence.log_tail):
+        return (
+            Reason.DISK_FULL,
+            "The data directory's disk is full. Free some room and start the job again.",
+        )
+    if _OUT_OF_MEMORY.search(evidence.log_tail):
+        return Reason.OOM, f"A rank ran out of memory. {_SMALLER}"
+    return (
+        Reason.CRASHED,
+        f"The ranks ended without a result (exit code {evidence.exit_code}); see the attempt's log.",
+    )
