@@ -37,6 +37,8 @@ _FIXED_DATE = (
 )
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _MARKER = "MARKEDANSWER"
+# What a template can raise: its own refusals and Jinja's, and Python's on a value of another shape.
+_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
 
 Span = tuple[int, int]
 """Characters [start, end) of the rendered text."""
@@ -90,10 +92,18 @@ class ChatTemplate:
         start = self._start(chat, index, before)
         if not chat.text.endswith(after) or content_end < start:
             raise AmbiguousTemplate(f"message {index} is not rendered as one piece")
-        # What follows it also where nothing follows is its own; the rest is the next message's header.
-        ending = _common_start(after, chat.ending(index))
-        control = self._control_tokens.match(ending)
-        return start, content_end + (control.end() if control else len(ending))
+        return start, content_end + self._ending_length(after, chat.ending(index))
+
+    def _ending_length(self, after: str, alone: str) -> int:
+        """How much of what stands after a message ends its turn: up to its first control token.
+
+        ``alone`` stands there when nothing follows; what both begin with is the message's own, the rest of
+        ``after`` is the next one's header.
+        """
+        control = self._control_tokens.search(_common_start(after, alone))
+        if control is not None:
+            return control.end()
+        return len(alone) if after.startswith(alone) else 0
 
     def _start(self, chat: "_Conversation", index: int, before: str) -> int:
         """Where the model's own words begin: after the generation prompt, which ends the header."""
@@ -128,7 +138,7 @@ class _Conversation:
         self._tools = tools
         try:
             self.text = self._render(messages)
-        except TemplateError as error:
+        except _TEMPLATE_ERRORS as error:
             raise TemplateRefusal(f"is refused by the model's chat template: {error}") from error
 
     def around(self, index: int) -> tuple[str, str]:
@@ -145,7 +155,7 @@ class _Conversation:
             return None
         try:
             return self._render(self._messages[:index], add_generation_prompt=True)
-        except TemplateError:
+        except _TEMPLATE_ERRORS:
             return None
 
     def until(self, index: int) -> str:
@@ -157,7 +167,7 @@ class _Conversation:
     def _split(self, messages: list[Message]) -> tuple[str, str]:
         try:
             parts = self._render(messages).split(_MARKER)
-        except TemplateError as error:
+        except _TEMPLATE_ERRORS as error:
             raise AmbiguousTemplate(str(error)) from error
         if len(parts) != 2:
             raise AmbiguousTemplate(f"an assistant message is rendered {len(parts) - 1} times")
@@ -200,7 +210,7 @@ def _weighted(spans: list[Span], trained: list[bool]) -> tuple[Span, ...]:
 
 def _any_of(tokens: list[str]) -> re.Pattern[str]:
     longest_first = sorted(tokens, key=len, reverse=True)
-    return re.compile(rf"\s*(?:{'|'.join(map(re.escape, longest_first))})" if tokens else r"(?!)")
+    return re.compile("|".join(map(re.escape, longest_first)) if tokens else r"(?!)")
 
 
 def _for_template(example: ChatExample, source: str) -> list[Message]:

@@ -69,7 +69,7 @@ def _parsed(raw: bytes) -> Any:
 
 def _parse(raw: bytes) -> Any:
     try:
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8").rstrip()
     except UnicodeDecodeError as error:
         raise LineProblem(
             "invalid_utf8", f"is not UTF-8 at byte {error.start + 1}: save the file as UTF-8"
@@ -79,7 +79,7 @@ def _parse(raw: bytes) -> Any:
     except RecursionError:
         raise _too_deep() from None
     except json.JSONDecodeError as error:
-        raise LineProblem("invalid_json", f"is not JSON at column {error.colno}: {error.msg}") from None
+        raise LineProblem("invalid_json", f"is not JSON at column {error.pos + 1}: {error.msg}") from None
     except LineProblem:
         raise
     except ValueError as error:  # an integer of thousands of digits
