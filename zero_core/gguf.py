@@ -6,6 +6,7 @@ extra: gguf, and accelerate for transformers to read it.
 
 import argparse
 import shutil
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def _load(source: Path) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.parent, **where)
         model: Any = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **where)
-    except (ValueError, KeyError, OSError, ImportError) as error:
+    except (ValueError, LookupError, OSError, ImportError, struct.error) as error:
         raise InvalidModel(f"{source} can't be read as GGUF: {error}") from error
     # The weights are floats now; with the mark of quantization on it, a model is not saved.
     vars(model.config).pop("quantization_config", None)

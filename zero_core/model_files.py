@@ -81,10 +81,10 @@ def _architecture(path: Path, config: dict[str, Any]) -> str:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    if not (path / _INDEX).exists():
-        if not (path / _WEIGHTS).is_file():
-            raise InvalidModel(f"{path} has neither {_WEIGHTS} nor {_INDEX}")
+    if (path / _WEIGHTS).is_file():  # transformers, too, looks for the single file first
         return [path / _WEIGHTS]
+    if not (path / _INDEX).is_file():
+        raise InvalidModel(f"{path} has neither {_WEIGHTS} nor {_INDEX}")
     weight_map = _read_json(path / _INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InvalidModel(f"{path / _INDEX} has no weight_map")

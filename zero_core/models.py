@@ -37,6 +37,8 @@ def load_model(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrai
             dtype=dtype,
             use_safetensors=True,
             attn_implementation="sdpa",
+            # Not to ignore them: so that they are listed in the info, and refused below.
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
             **_LOCAL,
         )

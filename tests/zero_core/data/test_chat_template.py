@@ -128,7 +128,7 @@ def test_a_tool_call_is_learnt() -> None:
         '<think>\n\n</think>\n\n<tool_call>f {"a": 1}</tool_call><|im_end|>',
         "<think>\n\n</think>\n\ndone<|im_end|>",
     ]
-    older = example(user("q"), assistant(None, function_call=call["function"]), user("q"), assistant("done"))
+    older = example(user("q"), assistant(None, function_call=call["function"]), user("q2"), assistant("done"))
     assert learnt(THINKING, older)[0] == '<tool_call>f {"a": 1}</tool_call><|im_end|>'
 
 
