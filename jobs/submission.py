@@ -1,0 +1,195 @@
+"""The one door through which every job comes in, whoever posts it."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import func, select, text
+from sqlalchemy.orm import Session
+
+from jobs.errors import Conflict, InvalidRequest, NotFound, Unprocessable
+from jobs.files import UPLOADED, file_path, get_file
+from jobs.ids import new_id
+from jobs.models import get_model
+from jobs.settings import Settings
+from jobs.spec import JobRequest, JobSpec, resolve
+from jobs.state import Reason, State
+from jobs.tables import Event, File, Host, Job, Outbox
+from zero_core.data.formats import validate_file
+from zero_core.planner import model_state_bytes
+
+REPEAT_WINDOW = timedelta(seconds=60)
+"""A client's own retry within this time, of the same body, means the job that the first try made."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    job: Job
+    created: bool
+    """False: the same request came before, and this is its job."""
+
+
+def submit(
+    session: Session,
+    settings: Settings,
+    team_id: str,
+    request: JobRequest,
+    *,
+    idempotency_key: str | None = None,
+    is_retry: bool = False,
+) -> Submitted:
+    """Accept a job: its row, its first event and its wake message commit together, or nothing does."""
+    sent = request.model_dump(mode="json", exclude_unset=True)
+    digest = hashlib.sha256(json.dumps(sent, sort_keys=True).encode()).hexdigest()
+    earlier = _earlier(session, team_id, digest, idempotency_key, is_retry)
+    if earlier is not None:
+        return Submitted(earlier, created=False)
+    model = get_model(session, team_id, request.model)
+    if model.kind == "checkpoint":
+        raise Unprocessable(
+            f"model: {model.id!r} is a training checkpoint; start from its job's finished model instead",
+            param="model",
+            code="unsupported_model",
+        )
+    training = _training_file(session, team_id, request.training_file, "training_file")
+    validation = None
+    if request.validation_file:
+        validation = _training_file(session, team_id, request.validation_file, "validation_file")
+    warnings = _check_size(session, request)
+    spec = resolve(
+        request,
+        model_path=model.path,
+        parameters=model.parameters or 0,
+        training_file_path=str(file_path(settings, training.id)),
+        validation_file_path=str(file_path(settings, validation.id)) if validation else None,
+    )
+    job = _insert(session, team_id, request, spec, sent, digest, idempotency_key, warnings)
+    bad = _bad_file(settings, training, validation)
+    if bad is None:
+        session.add(Event(job_id=job.id, message=f"Created fine-tuning job: {job.id}"))
+        session.add(Outbox(job_id=job.id))
+    else:
+        _fail(session, job, *bad)
+    session.flush()
+    session.refresh(job)
+    return Submitted(job, created=True)
+
+
+def _earlier(
+    session: Session, team_id: str, digest: str, idempotency_key: str | None, is_retry: bool
+) -> Job | None:
+    """The job that this very request made before. One transaction at a time looks, for a team."""
+    if idempotency_key is None and not is_retry:
+        return None
+    session.execute(text("SELECT pg_advisory_xact_lock(hashtext(:team))"), {"team": f"submit {team_id}"})
+    query = select(Job).where(Job.team_id == team_id)
+    if idempotency_key is None:
+        query = query.where(Job.body_sha256 == digest, Job.created_at > func.now() - REPEAT_WINDOW)
+        return session.scalar(query.order_by(Job.created_at.desc()).limit(1))
+    job = session.scalar(query.where(Job.idempotency_key == idempotency_key))
+    if job is not None and job.body_sha256 != digest:
+        raise Conflict(
+            f"The Idempotency-Key {idempotency_key!r} was used for another request (job {job.id}); "
+            "send each new request with a key of its own.",
+            code="idempotency_key_reused",
+        )
+    return job
+
+
+def _training_file(session: Session, team_id: str, file_id: str, param: str) -> File:
+    try:
+        file = get_file(session, team_id, file_id, param)
+    except NotFound as error:
+        raise NotFound(
+            f"{param}: there is no file {file_id!r}; upload it first with POST /v1/files", param=param
+        ) from error
+    if file.purpose != UPLOADED:
+        raise InvalidRequest(
+            f"{param}: {file_id} has the purpose {file.purpose!r}; it must be {UPLOADED!r}", param=param
+        )
+    return file
+
+
+def _check_size(session: Session, request: JobRequest) -> list[str]:
+    """Refuse more ranks than any host has. Without a host nothing is known yet, so it is a warning."""
+    gpus = request.resources.gpus
+    largest = session.scalar(select(func.max(Host.slots)))
+    if largest is None:
+        return ["No worker host has registered yet; the job waits for one."]
+    if gpus > largest:
+        raise Unprocessable(
+            f"resources.gpus: {gpus} are asked for, and the largest host has {largest}; ask for {largest} "
+            "at most or add a larger host",
+            param="resources.gpus",
+            code="too_many_gpus",
+        )
+    return []
+
+
+def _insert(
+    session: Session,
+    team_id: str,
+    request: JobRequest,
+    spec: JobSpec,
+    sent: dict[str, Any],
+    digest: str,
+    idempotency_key: str | None,
+    warnings: list[str],
+) -> Job:
+    job = Job(
+        id=new_id("ftjob-"),
+        team_id=team_id,
+        spec=spec.model_dump(mode="json"),
+        request=sent,
+        model=request.model,
+        training_file=request.training_file,
+        validation_file=request.validation_file or None,
+        metadata_=request.metadata or {},
+        warnings=warnings,
+        gpus=request.resources.gpus,
+        priority=request.priority,
+        body_sha256=digest,
+        idempotency_key=idempotency_key,
+        state=State.QUEUED,
+        plan={
+            "bytes_per_rank": model_state_bytes(
+                spec.parameters,
+                request.resources.gpus,
+                spec.training["zero_stage"],
+                spec.training["precision"],
+            ),
+            "world_size": request.resources.gpus,
+        },
+    )
+    session.add(job)
+    session.flush()
+    return job
+
+
+def _bad_file(settings: Settings, training: File, validation: File | None) -> tuple[Reason, str, str] | None:
+    """Reason, message and field of the first file that can't be trained on."""
+    for file, param, reason, least in (
+        (training, "training_file", Reason.INVALID_TRAINING_FILE, settings.min_examples),
+        (validation, "validation_file", Reason.INVALID_VALIDATION_FILE, 1),
+    ):
+        if file is None:
+            continue
+        problem = file.status_details
+        if problem is None:
+            problem = validate_file(file_path(settings, file.id), least).summary or None
+        if problem is not None:
+            return reason, f"{param} {file.id}: {problem}", param
+    return None
+
+
+def _fail(session: Session, job: Job, reason: Reason, message: str, param: str) -> None:
+    """OpenAI accepts a job on a bad file and fails it; so the client learns the reason from the job."""
+    job.state = State.FAILED
+    job.reason = reason
+    job.error_message = message
+    job.error_param = param
+    job.finished_at = func.now()
+    session.add(Event(job_id=job.id, message=f"Created fine-tuning job: {job.id}"))
+    session.add(Event(job_id=job.id, level="error", message=f"The job failed: {message}"))
