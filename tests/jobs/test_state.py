@@ -48,7 +48,7 @@ def test_a_transition_is_allowed_exactly_where_the_design_has_it(current: State,
 
 def test_every_state_is_of_one_kind_and_has_a_public_name() -> None:
     assert set(TRANSITIONS) == set(PUBLIC) == set(State)
-    assert TERMINAL | LIVE | UNCLAIMED == set(State)
+    assert set(State) == TERMINAL | LIVE | UNCLAIMED
     assert not TERMINAL & LIVE
     assert not UNCLAIMED & (TERMINAL | LIVE)
     assert {State.SUCCEEDED, State.FAILED, State.CANCELLED} == TERMINAL
