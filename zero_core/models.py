@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -18,6 +17,7 @@ from transformers import (
 from zero_core.data.chat_template import DEFAULT_TEMPLATE
 from zero_core.model_files import InvalidModel, check_model_dir
 
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -81,7 +81,7 @@ def switch_off_dropout(target: PretrainedConfig | nn.Module) -> None:
     """
     if isinstance(target, nn.Module):
         for module in target.modules():
-            if isinstance(module, _DropoutNd):
+            if isinstance(module, _DROPOUTS):
                 module.p = 0.0
             _zero_dropout_attributes(module)
         return

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from tests.tiny_model import byte_tokenizer, write_tiny_model
 from zero_core.data.chat_template import DEFAULT_TEMPLATE
 from zero_core.model_files import InvalidModel
-from zero_core.models import load_model, load_tokenizer
+from zero_core.models import load_model, load_tokenizer, switch_off_dropout
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +50,13 @@ def test_no_dropout_is_left(tmp_path: Path) -> None:
     ids = torch.arange(8)[None]
     assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
     assert (model.config.resid_pdrop, model.config.embd_pdrop, model.config.attn_pdrop) == (0, 0, 0)
+
+
+def test_dropout_that_no_config_names_is_switched_off() -> None:
+    attention = torch.nn.MultiheadAttention(4, 1, dropout=0.5)
+    dropout = torch.nn.Dropout(0.5)
+    switch_off_dropout(torch.nn.ModuleList([dropout, torch.nn.Sequential(attention)]))
+    assert [dropout.p, attention.dropout] == [0, 0]
 
 
 def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:

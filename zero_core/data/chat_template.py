@@ -6,7 +6,6 @@ any other the conversation is rendered again with a marker in place of one assis
 differs is that message. A template for which this gives no clear answer is refused.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from itertools import takewhile
@@ -17,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from zero_core.data.examples import ChatExample, Message
+from zero_core.data.lines import LineProblem, parse_json
 
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}"
@@ -237,12 +237,13 @@ def _message(message: Message, source: str) -> Message:
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI writes a call's arguments as a string of JSON; templates expect the object."""
+    """OpenAI writes a call's arguments as a string of JSON; templates expect the object.
+    Text that is no proper JSON stays text."""
     function = dict(call["function"])
     if isinstance(function["arguments"], str):
         try:
-            arguments = json.loads(function["arguments"])
-        except (ValueError, RecursionError):
+            arguments = parse_json(function["arguments"].encode())
+        except LineProblem:
             arguments = None
         if isinstance(arguments, dict):
             function["arguments"] = arguments

@@ -62,12 +62,13 @@ def _skip_line(file: BinaryIO) -> None:
 
 def _parsed(raw: bytes) -> Any:
     try:
-        return _parse(raw)
+        return parse_json(raw)
     except LineProblem as problem:
         return problem
 
 
-def _parse(raw: bytes) -> Any:
+def parse_json(raw: bytes) -> Any:
+    """A value that is safe to walk, to render and to tokenize; raises LineProblem."""
     try:
         text = raw.decode("utf-8").rstrip()
     except UnicodeDecodeError as error:

@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import pytest
@@ -130,6 +131,13 @@ def test_a_tool_call_is_learnt() -> None:
     ]
     older = example(user("q"), assistant(None, function_call=call["function"]), user("q2"), assistant("done"))
     assert learnt(THINKING, older)[0] == '<tool_call>f {"a": 1}</tool_call><|im_end|>'
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "[" * 500 + "]" * 500, '{"a": "\\ud800"}', "NaN"])
+def test_arguments_that_are_no_proper_object_stay_text(arguments: str) -> None:
+    call = {"name": "f", "arguments": arguments}
+    (text,) = learnt(THINKING, example(user("q"), assistant(None, function_call=call)))
+    assert text.endswith(f"<tool_call>f {json.dumps(arguments)}</tool_call><|im_end|>")
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,9 @@ def test_long_examples_are_cut_and_those_without_a_target_left_out(tmp_path: Pat
     assert [len(example) for example in dataset] == [4, 4, 4]
     assert [example.target_tokens for example in dataset] == [2, 2, 3]
     assert (dataset.truncated, dataset.dropped) == (2, 1)
+    # What is left of the last is one token to learn, which nothing predicts.
+    with pytest.raises(InvalidFile, match=r"0 usable examples; at least 1 are needed \(4 have no token"):
+        Dataset.from_file(file, byte_tokenizer(), max_length=1)
     with pytest.raises(InvalidFile, match=r"3 usable examples; at least 4 are needed \(1 have no token"):
         Dataset.from_file(file, byte_tokenizer(), max_length=4, min_examples=4)
 

@@ -172,6 +172,13 @@ def test_errors_are_counted_and_the_first_kept(tmp_path: Path) -> None:
     assert message.endswith("and 25 more")
 
 
+def test_nothing_is_read_after_a_bad_line(tmp_path: Path) -> None:
+    examples = read_examples(write(tmp_path / "f", CHAT, b"{", CHAT))
+    assert next(examples).line == 1
+    with pytest.raises(InvalidFile, match="line 2 is not JSON"):
+        next(examples)
+
+
 def test_too_few_examples(tmp_path: Path) -> None:
     file = write_chat_file(tmp_path / "f", 9)
     (error,) = validate_file(file, min_examples=10).errors
