@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from jobs.errors import Conflict, InvalidRequest, NotFound, StorageFull, TooLarge, Unprocessable
@@ -289,7 +289,6 @@ def test_a_key_is_kept_as_a_digest_alone(database: Sessions, team: str) -> None:
     with database.begin() as session:
         secret = create_key(session, team, "mine", "member")
         assert authenticate(session, secret).role == "member"
-        dump = session.scalar(select(func.query_to_xml("SELECT * FROM api_keys", True, True, "")))
-        assert dump is not None
+        dump = session.execute(text("SELECT string_agg(k::text, ' ') FROM api_keys k")).scalar_one()
     assert secret[:12] in dump
     assert secret[13:] not in dump
