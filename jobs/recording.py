@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, update
+from sqlalchemy import delete, func, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from jobs.attempts import alive, record_event, run
-from jobs.ids import checkpoint_id
+from jobs.ids import new_id
 from jobs.models import publish_checkpoint
 from jobs.run_lines import (
     CheckpointMade,
@@ -24,7 +25,7 @@ from jobs.run_lines import (
     Start,
 )
 from jobs.state import State
-from jobs.tables import Checkpoint, Job, Metric, Telemetry
+from jobs.tables import Checkpoint, Job, Metric, Model, Telemetry
 
 
 def record_line(session: Session, job: Job, line: EventLine) -> None:
@@ -139,14 +140,14 @@ def _checkpoint(session: Session, job: Job, line: CheckpointMade) -> None:
     }
     made = session.scalar(
         insert(Checkpoint)
-        .values(id=checkpoint_id(), **row)
+        .values(id=new_id("ftckpt_"), **row)
         .on_conflict_do_nothing(constraint="checkpoints_step")
         .returning(Checkpoint.id)
     )
     if made is None:
         return
     job.attempts_without_checkpoint = 0
-    publish_checkpoint(session, job, line.step, line.path)
+    publish_checkpoint(session, job, line.step, Path(line.path))
     record_event(session, job, f"Checkpoint created at step {line.step}", at=line.time)
 
 
@@ -155,6 +156,10 @@ def _pruned(session: Session, job: Job, line: Pruned) -> None:
         Checkpoint.job_id == job.id, Checkpoint.path == line.path, Checkpoint.deleted_at.is_(None)
     )
     session.execute(gone.values(deleted_at=func.now()))
+    # Nobody can start from it any more.
+    session.execute(
+        delete(Model).where(Model.job_id == job.id, Model.kind == "checkpoint", Model.path == line.path)
+    )
 
 
 def _message(session: Session, job: Job, line: Message) -> None:

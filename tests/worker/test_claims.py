@@ -73,7 +73,9 @@ def test_gpus_are_never_given_twice(sessions: Sessions, settings: Settings) -> N
     assert len(given) == 5
     with sessions.begin() as session:
         for job in claimed:
-            holder = select(Attempt.job_id).join(Gpu, Gpu.attempt_id == Attempt.id).where(Gpu.idx.in_(job.gpus))
+            holder = (
+                select(Attempt.job_id).join(Gpu, Gpu.attempt_id == Attempt.id).where(Gpu.idx.in_(job.gpus))
+            )
             assert set(session.scalars(holder)) == {job.job_id}
 
 
