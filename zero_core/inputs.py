@@ -32,25 +32,38 @@ def load_inputs(run: Run, device: torch.device, journal: Journal) -> Inputs:
     model, tokenizer = load_model(run.model_path, torch.float32)
     if run.train.gradient_checkpointing:
         model.activation_checkpointing_enable()
-    training = _dataset(run, run.training_file, "training_file", tokenizer, run.min_examples, journal)
+    max_length = _usable_length(run.train.max_length, model, journal)
+
+    def dataset(path: Path, param: Param, min_examples: int) -> Dataset:
+        loaded = Dataset.from_file(path, tokenizer, max_length, min_examples, param)
+        _warn_of_losses(loaded, param, max_length, journal)
+        return loaded
+
+    training = dataset(run.training_file, "training_file", run.min_examples)
     validation = None
     if run.validation_file is not None:
-        validation = _dataset(run, run.validation_file, "validation_file", tokenizer, 1, journal)
+        validation = dataset(run.validation_file, "validation_file", 1)
     nn.Module.to(model, device).train()
     return Inputs(model, tokenizer, training, validation)
 
 
-def _dataset(
-    run: Run, path: Path, param: Param, tokenizer: Any, min_examples: int, journal: Journal
-) -> Dataset:
-    dataset = Dataset.from_file(path, tokenizer, run.train.max_length, min_examples, param)
+def _usable_length(max_length: int, model: Any, journal: Journal) -> int:
+    """``max_length``, or as many positions as the model has: beyond those it has no answer or an error."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is None or max_length <= positions:
+        return max_length
+    journal.warn(
+        f"max_length {max_length} is more than the model's {positions} positions; {positions} is used"
+    )
+    return int(positions)
+
+
+def _warn_of_losses(dataset: Dataset, param: Param, max_length: int, journal: Journal) -> None:
     if dataset.truncated:
         journal.warn(
-            f"{param}: {dataset.truncated} of {len(dataset)} examples were cut at "
-            f"max_length {run.train.max_length}"
+            f"{param}: {dataset.truncated} of {len(dataset)} examples were cut at max_length {max_length}"
         )
     if dataset.dropped:
         journal.warn(
             f"{param}: {dataset.dropped} examples had no target token within max_length and were left out"
         )
-    return dataset

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import get_scheduler
+from transformers import AutoConfig, get_scheduler
 
 from zero_core import checkpoint
 from zero_core.checkpoint import Saved
@@ -248,8 +248,9 @@ class TrainingLoop:
     def _export(self) -> None:
         self._journal.phase("exporting")
         self._vote.check()
-        config = self._inputs.model.config
-        dtype = getattr(torch, str(config.dtype).removeprefix("torch."))
+        # The base model's own config: the one in memory has dropout and the cache switched off.
+        config = AutoConfig.from_pretrained(self._run.model_path, local_files_only=True)
+        dtype = config.dtype or torch.float32
 
         def write_beside(directory: Path) -> None:
             config.save_pretrained(directory)

@@ -222,3 +222,30 @@ def test_a_learning_rate_that_explodes_ends_as_nan_loss(
     with pytest.raises(RankError, match=r"not finite for 3 steps in a row up to step \d+"):
         pools[2].run(run_loop, directory)
     assert [e["skipped"] for e in events(directory, "metrics")][-3:] == [True] * 3
+
+
+def test_the_export_keeps_the_base_models_dtype_and_config(
+    pools: dict[int, RankPool], inputs: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "bf16"
+    model = AutoModelForCausalLM.from_pretrained(inputs / "model", dtype=torch.bfloat16)
+    model.config.attention_dropout = 0.25
+    model.save_pretrained(source)
+    AutoTokenizer.from_pretrained(inputs / "model").save_pretrained(source)
+    directory = write_run(inputs, tmp_path / "a1", max_steps=1)
+    run = json.loads((directory / "run.json").read_text())
+    (directory / "run.json").write_text(json.dumps(run | {"model_path": str(source)}))
+    pools[2].run(run_loop, directory)
+    exported = AutoModelForCausalLM.from_pretrained(directory / "export")
+    assert exported.dtype == torch.bfloat16
+    assert (exported.config.attention_dropout, exported.config.use_cache) == (0.25, True)
+
+
+def test_a_length_beyond_the_models_positions_is_cut_to_them_and_said(
+    pools: dict[int, RankPool], inputs: Path, tmp_path: Path
+) -> None:
+    positions = json.loads((inputs / "model" / "config.json").read_text())["max_position_embeddings"]
+    directory = write_run(inputs, tmp_path / "a1", max_steps=1, max_length=positions + 1)
+    pools[1].run(run_loop, directory)
+    warnings = [event["message"] for event in events(directory, "message")]
+    assert f"max_length {positions + 1} is more than the model's {positions} positions" in warnings[0]
