@@ -1,7 +1,5 @@
 """Settings with leases short enough to see them end, and a database with a team in it."""
 
-from pathlib import Path
-
 import pytest
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -10,19 +8,27 @@ from tests.worker.records import HOST, add_team
 
 
 @pytest.fixture
-def settings(database_url: str, valkey_url: str, tmp_path: Path) -> Settings:
-    return Settings(
-        database_url=database_url,
-        redis_url=valkey_url,
-        data_dir=tmp_path / "data",
-        host=HOST,
-        slots=4,
-        lease_seconds=8,
-        heartbeat_seconds=0.5,
-        sweep_seconds=0.5,
-        stop_grace_seconds=5,
-        retry_delay_seconds=0.1,
-    )
+def settings(settings: Settings) -> Settings:
+    quick = {
+        "host": HOST,
+        "slots": 4,
+        "lease_seconds": 8.0,
+        "heartbeat_seconds": 0.5,
+        "sweep_seconds": 0.5,
+        "stop_grace_seconds": 5.0,
+        "retry_delay_seconds": 0.1,
+    }
+    return settings.model_copy(update=quick)
+
+
+@pytest.fixture
+def environment(settings: Settings, environment: dict[str, str]) -> dict[str, str]:
+    own = {
+        f"SHARDYARD_{name.upper()}": str(getattr(settings, name))
+        for name in Settings.model_fields
+        if name not in ("database_url", "redis_url")
+    }
+    return environment | own
 
 
 @pytest.fixture

@@ -83,13 +83,12 @@ class Yard:
 
 
 @pytest.fixture
-def yard(settings: Settings, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
-    monkeypatch.setenv("DATABASE_URL", settings.database_url)
-    monkeypatch.setenv("REDIS_URL", settings.redis_url)
+def yard(
+    settings: Settings, sessions: Sessions, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Yard]:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("SHARDYARD_ADMIN_KEY", "sk-sy-secret")
-    for name in Settings.model_fields:
-        if name not in ("database_url", "redis_url"):
-            monkeypatch.setenv(f"SHARDYARD_{name.upper()}", str(getattr(settings, name)))
     yard = Yard(settings, sessions)
     yield yard
     for epoch, _ in yard.attempts():
