@@ -75,7 +75,8 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def settings(tmp_path: Path, database_url: str, valkey_url: str) -> Settings:
-    redis.Redis.from_url(valkey_url).flushall()
+    with redis.Redis.from_url(valkey_url) as broker:
+        broker.flushall()
     return Settings(
         database_url=database_url, redis_url=valkey_url, data_dir=tmp_path / "data", min_free_bytes=0
     )

@@ -37,6 +37,7 @@ class Service:
     api_key: str
     url: str = ""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _sdk: OpenAI | None = None
 
     def start_api(self) -> None:
         port = _free_port()
@@ -54,9 +55,13 @@ class Service:
 
     def openai(self) -> OpenAI:
         """The unmodified SDK, pointed here."""
-        return OpenAI(base_url=f"{self.url}/v1", api_key=self.api_key, http_client=httpx.Client(timeout=30))
+        if self._sdk is None:
+            self._sdk = OpenAI(base_url=f"{self.url}/v1", api_key=self.api_key, timeout=30)
+        return self._sdk
 
     def stop(self) -> None:
+        if self._sdk is not None:
+            self._sdk.close()
         for process in self.processes.values():
             process.send_signal(signal.SIGTERM)
         for process in self.processes.values():

@@ -96,7 +96,9 @@ def test_the_sdk_runs_a_job_from_upload_to_results(
     assert len({event.id for event in events}) == len(events)
     messages = [event.message for event in events]
     assert f"Created fine-tuning job: {job_id}" in messages[-1]
-    assert [e.data["step"] for e in events if e.type == "metrics"][::-1] == list(range(STEPS + 1))
+    reported = [e.data for e in reversed(events) if e.type == "metrics"]
+    assert [data["step"] for data in reported if "train_loss" in data] == list(range(1, STEPS + 1))
+    assert [data["step"] for data in reported if "valid_loss" in data] == list(range(0, STEPS + 1, 6))
 
     checkpoints = list(client.fine_tuning.jobs.checkpoints.list(job_id))
     assert [checkpoint.step_number for checkpoint in checkpoints] == [24, 20]

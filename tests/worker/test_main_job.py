@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from celery import Celery
 from sqlalchemy import select
 from sqlalchemy.orm import Session, sessionmaker
@@ -140,3 +141,15 @@ def test_a_worker_asked_to_end_ends(sessions: Sessions, settings: Settings, work
         assert (host.device, host.slots) == ("cpu", settings.slots)
     worker.process.send_signal(signal.SIGTERM)
     assert worker.process.wait(30) == 0
+
+
+def test_beat_sends_ticks(settings: Settings, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "celery", "-A", "worker.celery_app", "beat"]
+    beat = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    with redis.Redis.from_url(settings.redis_url) as broker:
+        wait_until(lambda: broker.llen("shardyard.wake"), "a tick is in the queue", 30)
+        message = broker.lindex("shardyard.wake", 0)
+    beat.terminate()
+    beat.wait(20)
+    assert b'"worker.tick"' in message
+    assert list(Path.cwd().glob("celerybeat*")) == []

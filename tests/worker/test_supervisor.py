@@ -267,3 +267,24 @@ def test_a_supervisor_that_cannot_renew_its_lease_ends_its_ranks(yard: Yard) -> 
         wait_until(lambda: not yard.processes(), "the ranks are ended before the lease ends", 15)
         assert job.state == "running"
     assert "lost its lease" in yard.log()
+
+
+def test_a_results_file_without_room_is_no_success(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDYARD_MIN_FREE_BYTES", str(2**62))
+    yard.submit(steps=1, gpus=1)
+    job = yard.wait_for("failed")
+    assert job.reason == "disk_full"
+    assert job.fine_tuned_model is None
+    assert job.attempts == 1
+
+
+def test_a_host_that_cannot_start_a_supervisor_gives_the_devices_back(yard: Yard) -> None:
+    yard.submit()
+    yard.settings.data_dir.mkdir(parents=True)
+    (yard.settings.data_dir / "jobs").write_text("a file where the folder should be")
+    job = yard.wait_for("failed")
+    assert (job.reason, job.attempts) == ("max_attempts", 3)
+    assert job.error_message is not None
+    assert "The host could not start the job" in job.error_message
+    with yard.sessions.begin() as session:
+        assert session.scalars(select(Gpu).where(Gpu.attempt_id.is_not(None))).all() == []
