@@ -7,9 +7,9 @@ queued or does nothing, and the sweep finds a job that no message announced.
 from typing import Any
 
 from celery import Celery
-from jobs.wake import WAKE_QUEUE, broker_url
 
 from jobs.settings import settings
+from jobs.wake import WAKE_QUEUE, broker_url
 
 TICK_TASK = "worker.tick"
 
@@ -61,7 +61,8 @@ def configuration() -> dict[str, Any]:
                 "options": {"expires": settings().sweep_seconds},
             }
         },
-        "beat_schedule_filename": str(settings().data_dir / "beat-schedule"),
+        # In memory: there is nothing to remember, and the default keeps its times in a pickle.
+        "beat_scheduler": "celery.beat:Scheduler",
     }
 
 

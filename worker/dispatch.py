@@ -8,14 +8,13 @@ import threading
 from collections.abc import Callable
 
 from jobs import attempts
-from jobs.attempts import Ending
 from jobs.claims import ClaimedJob, claim
 from jobs.errors import Fenced
 from jobs.settings import Settings
-from jobs.state import Reason, State
 from worker.host import HostIdentity
 from worker.keeper import Sessions
 from worker.sweep import ATTEMPT_VARIABLE, attempt_tag
+from worker.verdict import stopped_by
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ class Dispatcher:
 
     def _give_back(self, claimed: ClaimedJob, error: OSError) -> None:
         log.error("Could not start a supervisor for %s: %s", claimed.job_id, error)
-        ending = Ending(State.FAILED, Reason.CRASHED, f"The host could not start the job: {error}")
+        ending = stopped_by(error, "start the job")
         try:
             with self._sessions.begin() as session:
                 job = attempts.hold(session, claimed.job_id, claimed.epoch)

@@ -65,7 +65,7 @@ class Keeper(threading.Thread):
                 self.fenced.set()
                 return
             except OUTAGE as error:
-                log.warning("The database does not answer; trying again: %s", error)
+                log.warning("The database does not answer; trying again: %s", error.orig)
             except Exception as error:
                 log.exception("The run's rows could not be recorded")
                 self._failures += 1
@@ -76,7 +76,8 @@ class Keeper(threading.Thread):
                 self._failures = 0
                 if last:
                     return
-            self._ranks_ended.wait(_CYCLE_SECONDS) if not last else self.fenced.wait(_CYCLE_SECONDS)
+            # Cut short by the ranks' end; after it, there is nothing to wait for but the time itself.
+            (self.fenced if last else self._ranks_ended).wait(_CYCLE_SECONDS)
 
     def ship_the_rest(self) -> None:
         """The ranks are gone: return once their last rows are in the database, or never can be."""

@@ -38,7 +38,7 @@ class Relay:
             except BrokerDown as error:
                 log.warning("The broker does not answer; hosts claim from the database meanwhile: %s", error)
             except OUTAGE as error:
-                log.warning("The database does not answer; trying again: %s", error)
+                log.warning("The database does not answer; trying again: %s", error.orig)
         return published
 
     def _relay_batch(self) -> int:

@@ -6,7 +6,6 @@ proved gone, rows shipped, then one fenced transaction that ends the attempt and
 """
 
 import argparse
-import errno
 import logging
 import signal
 import sys
@@ -15,15 +14,15 @@ import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from jobs.database import sessions
-from jobs.models import publish_fine_tuned
 from sqlalchemy.orm import Session
 
 from jobs import attempts, results, runs
 from jobs.attempts import Ending
-from jobs.errors import Fenced
+from jobs.database import sessions
+from jobs.errors import Fenced, StorageFull
+from jobs.models import publish_fine_tuned
 from jobs.settings import Settings, settings
-from jobs.state import Desired, Reason, State
+from jobs.state import Desired, State
 from worker import sweep
 from worker.hang import HangWatch
 from worker.keeper import OUTAGE, Keeper, Sessions
@@ -31,7 +30,7 @@ from worker.launchers import Launch, Launcher
 from worker.launchers.torchrun import Torchrun
 from worker.memory_events import oom_kills
 from worker.run_directory import RunDirectory
-from worker.verdict import Evidence, decide
+from worker.verdict import Evidence, decide, stopped_by
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class Supervisor:
             raise attempts.fenced(self._job_id, self._epoch)
         if ending is None:
             ending = self._verdict(exit_code, oom_kills() > kills_before)
-        self._until_written(lambda session: self._conclude(session, ending))
+        self._end(ending)
 
     def _begin(self, session: Session) -> Launch:
         # Before the lease is taken anew: the keeper counts from here.
@@ -97,10 +96,7 @@ class Supervisor:
             self._run.write_run(self._inputs | {"export_dir": str(self._run.export_dir)})
             self._launcher.start(launch)
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            return Ending(
-                State.FAILED, Reason.DISK_FULL if full else Reason.CRASHED, f"Could not start: {error}"
-            )
+            return stopped_by(error, "start the ranks")
         finally:
             self._keeper.start()
         return None
@@ -135,7 +131,11 @@ class Supervisor:
             log.info("Asking the ranks to stop: %s", wanted)
             self._asked = wanted
             self._kill_at = time.monotonic() + self._settings.stop_grace_seconds
-            self._run.ask(wanted)
+            try:
+                self._run.ask(wanted)
+            except OSError as error:
+                # Without control.json the ranks take the signal for a pause: they stop all the same.
+                log.error("control.json could not be written: %s", error)
         self._launcher.request_stop()
         return True
 
@@ -145,7 +145,7 @@ class Supervisor:
 
     def _verdict(self, exit_code: int | None, oom_killed: bool) -> Ending:
         if self._keeper.broken is not None:
-            return Ending(State.FAILED, Reason.CRASHED, f"Rows could not be recorded: {self._keeper.broken}")
+            return stopped_by(self._keeper.broken, "record the run")
         evidence = Evidence(
             self._run.outcome(),
             exit_code,
@@ -155,6 +155,14 @@ class Supervisor:
             oom_killed=oom_killed,
         )
         return decide(evidence)
+
+    def _end(self, ending: Ending) -> None:
+        try:
+            self._until_written(lambda session: self._conclude(session, ending))
+        except (OSError, StorageFull) as error:
+            # The results file has no room: the model is there, but a success must be whole.
+            kept_from = stopped_by(error, "write the results")
+            self._until_written(lambda session: self._conclude(session, kept_from))
 
     def _conclude(self, session: Session, ending: Ending) -> None:
         job = attempts.hold(session, self._job_id, self._epoch)
@@ -171,7 +179,7 @@ class Supervisor:
                 with self._sessions.begin() as session:
                     return write(session)
             except OUTAGE as error:
-                log.warning("The database does not answer; trying again: %s", error)
+                log.warning("The database does not answer; trying again: %s", error.orig)
                 time.sleep(1)
 
 

@@ -67,6 +67,6 @@ def _attempt(step: Callable[[], object]) -> None:
     try:
         step()
     except OUTAGE as error:
-        log.warning("The database does not answer; trying again: %s", error)
+        log.warning("The database does not answer; trying again: %s", error.orig)
     except Exception:
         log.exception("A step of the sweep failed; trying again")

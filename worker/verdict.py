@@ -1,9 +1,11 @@
 """What an attempt came to, from everything that it left behind. Pure."""
 
+import errno
 import re
 from dataclasses import dataclass
 
 from jobs.attempts import Ending
+from jobs.errors import StorageFull
 from jobs.state import Reason, State
 from worker.run_directory import Outcome
 
@@ -16,6 +18,18 @@ _SMALLER = "Use more GPUs, a smaller per_device_train_batch_size or max_length, 
 
 _STATUS = {"succeeded": State.SUCCEEDED, "paused": State.PAUSED, "cancelled": State.CANCELLED}
 _REASON = {"paused": Reason.PAUSED_BY_USER, "cancelled": Reason.CANCELLED_BY_USER}
+
+
+def out_of_room(error: Exception) -> bool:
+    """A disk that is full, or a quota of it."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or isinstance(error, StorageFull)
+
+
+def stopped_by(error: Exception, what: str) -> Ending:
+    """The ending where the attempt itself did not fail but ``error`` kept the host from doing ``what``."""
+    reason = Reason.DISK_FULL if out_of_room(error) else Reason.CRASHED
+    return Ending(State.FAILED, reason, f"The host could not {what}: {error}")
 
 
 @dataclass(frozen=True)
