@@ -17,7 +17,7 @@ from zero_core.errors import PeerFailed
 from zero_core.journal import Journal
 from zero_core.loop import NonFiniteLoss, TrainingLoop
 from zero_core.model_files import InvalidModel
-from zero_core.parent_death import die_with_parent
+from zero_core.parent_death import PARENT_VARIABLE, die_with_parent
 from zero_core.run import Outcome, Run, StopRequest
 
 PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
@@ -28,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="One rank of a training attempt; started by torchrun.")
     parser.add_argument("directory", type=Path, help="the attempt's directory, with run.json")
     directory: Path = parser.parse_args().directory.resolve()
-    die_with_parent(os.getppid())
+    die_with_parent(int(os.environ.get(PARENT_VARIABLE, os.getppid())))
     logging.disable_progress_bar()
     stop = StopRequest(directory)
     try:

@@ -1,0 +1,36 @@
+"""The command line: ``shardyard COMMAND``."""
+
+import sys
+
+import typer
+
+from shardyard.cli import files, jobs, models
+from shardyard.cli.demo import demo
+from shardyard.cli.output import fail
+from shardyard.cli.up import up
+from shardyard.errors import ShardyardError
+
+EPILOG = (
+    "Exit codes: 0 done; 1 the job or the stack failed; 2 wrong usage; 3 no server answers; "
+    "4 the server refused."
+)
+
+app = typer.Typer(
+    help="Fine-tuning on your own GPUs, in OpenAI's protocol.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(up)
+app.command()(demo)
+app.add_typer(files.app, name="files", help="Upload and list training files.")
+app.add_typer(jobs.app, name="jobs", help="Submit, watch and cancel jobs.")
+app.add_typer(models.app, name="models", help="List models and register base models.")
+
+
+def main() -> None:
+    try:
+        app()
+    except ShardyardError as error:
+        sys.exit(fail(error))

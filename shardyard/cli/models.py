@@ -1,0 +1,38 @@
+"""``shardyard models``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardyard.cli.output import AsJson, console, moment, print_json, print_table
+from shardyard.client import Shardyard
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.command()
+def ls(as_json: AsJson = False) -> None:
+    """List the models that a job may start from, newest first."""
+    with Shardyard() as client:
+        models = list(client.models.list())
+    if as_json:
+        print_json(models)
+        return
+    rows = ((m["id"], m["kind"], f"{m['parameters']:,}", m["path"], moment(m["created"])) for m in models)
+    print_table(("ID", "KIND", "PARAMETERS", "PATH", "CREATED"), rows)
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Name that jobs will give as their model.")],
+    path: Annotated[Path, typer.Argument(help="A Hugging Face directory on the server.")],
+    as_json: AsJson = False,
+) -> None:
+    """Register a base model for every team (needs an administrator's key)."""
+    with Shardyard() as client:
+        model = client.models.add(name, path.resolve())
+    if as_json:
+        print_json(model)
+        return
+    console.print(f"{model['id']}  {model['parameters']:,} parameters", highlight=False, markup=False)

@@ -1,0 +1,143 @@
+"""What can go wrong for a user of the client.
+
+ClientError
+├── NotConfigured          nothing says where the server is, or with which key
+├── Unreachable            the server does not answer
+├── UnreadableFile         a local file that can't be read
+└── ErrorAnswer            the server answered with an error
+    ├── Refused            4xx: it understood, and said no
+    │   ├── BadRequest           400
+    │   ├── Unauthenticated      401
+    │   ├── Forbidden            403
+    │   ├── NotFound             404
+    │   ├── Conflict             409
+    │   ├── TooLarge             413
+    │   ├── Unprocessable        422
+    │   └── RateLimited          429
+    └── ServerFailed       5xx: it could not
+"""
+
+from typing import Any
+
+import httpx
+
+
+class ClientError(Exception):
+    """Base of all. The message says the value and what to do."""
+
+    code = "client_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class NotConfigured(ClientError):
+    code = "not_configured"
+
+
+class Unreachable(ClientError):
+    code = "unreachable"
+
+
+class UnreadableFile(ClientError):
+    code = "unreadable_file"
+
+
+class ErrorAnswer(ClientError):
+    """The server's own words: OpenAI's error shape, the status, and the id under which its log has it."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        code: str | None = None,
+        param: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code or f"http_{status}"
+        self.param = param
+        self.request_id = request_id
+
+    def __str__(self) -> str:
+        if self.request_id is None:
+            return self.message
+        return f"{self.message} (request {self.request_id})"
+
+
+class Refused(ErrorAnswer):
+    """The server understood the request and will not do it."""
+
+
+class BadRequest(Refused):
+    pass
+
+
+class Unauthenticated(Refused):
+    pass
+
+
+class Forbidden(Refused):
+    pass
+
+
+class NotFound(Refused):
+    pass
+
+
+class Conflict(Refused):
+    pass
+
+
+class TooLarge(Refused):
+    pass
+
+
+class Unprocessable(Refused):
+    pass
+
+
+class RateLimited(Refused):
+    pass
+
+
+class ServerFailed(ErrorAnswer):
+    """The server could not do it, now or at all."""
+
+
+_BY_STATUS: dict[int, type[ErrorAnswer]] = {
+    400: BadRequest,
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    422: Unprocessable,
+    429: RateLimited,
+}
+
+
+def error_answer(response: httpx.Response) -> ErrorAnswer:
+    """The error that an answer holds. A proxy's own page, which is not in the shape, is quoted."""
+    status = response.status_code
+    kind = _BY_STATUS.get(status, ServerFailed if status >= 500 else Refused)
+    error = _error_of(response)
+    message = error.get("message") or f"HTTP {status} from {response.url}: {response.text[:200]!r}"
+    return kind(
+        str(message),
+        status=status,
+        code=error.get("code"),
+        param=error.get("param"),
+        request_id=response.headers.get("x-request-id"),
+    )
+
+
+def _error_of(response: httpx.Response) -> dict[str, Any]:
+    try:
+        error = response.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return error if isinstance(error, dict) else {}

@@ -1,0 +1,1 @@
+"""The embedded stack: everything the service needs, on one machine, in one directory."""

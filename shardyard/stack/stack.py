@@ -1,0 +1,173 @@
+"""The stack as a whole: start in order, watch, stop in the opposite order."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from shardyard.errors import StackError
+from shardyard.stack.broker import Broker
+from shardyard.stack.child import Child
+from shardyard.stack.lock import DataLock
+from shardyard.stack.postgres import Postgres
+
+DEFAULT_PORT = 8321
+START_SECONDS = 60.0
+"""From the start of a part until it must answer."""
+
+WATCH_SECONDS = 0.5
+
+
+class Stack:
+    """PostgreSQL and a broker where the environment names none, the API, and one worker.
+
+    ``say`` gets a line about each part that starts or is restarted.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.data_dir = data_dir.resolve()
+        self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        self._host = host
+        self._port = port
+        self._say = say
+        self._lock = DataLock(self.data_dir)
+        self._postgres = Postgres(self.data_dir / "postgres")
+        self._children: list[Child] = []
+        self._stopping = False
+
+    @property
+    def client_file(self) -> Path:
+        return self.data_dir / "client.json"
+
+    # Start.
+
+    def start(self) -> None:
+        """Every part answers when this returns. Raises StackError and leaves nothing running otherwise."""
+        self._make_data_dir()
+        self._lock.acquire(self.url)
+        try:
+            _check_port(self._host, self._port)
+            environment = self._start_servers()
+            self._bootstrap(environment)
+            self._start_service(environment)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _make_data_dir(self) -> None:
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            self._log_dir.mkdir(exist_ok=True)
+        except OSError as error:
+            raise StackError(
+                f"{self.data_dir} can't be used: {error}. Choose another --data directory."
+            ) from error
+
+    @property
+    def _log_dir(self) -> Path:
+        return self.data_dir / "log"
+
+    def _start_servers(self) -> dict[str, str]:
+        """PostgreSQL and the broker, each unless the environment names one; the service's environment."""
+        environment = {**os.environ, "SHARDYARD_DATA_DIR": str(self.data_dir)}
+        if "DATABASE_URL" not in environment:
+            environment["DATABASE_URL"] = self._postgres.start()
+            self._say("PostgreSQL is up")
+        if "REDIS_URL" not in environment:
+            broker = Broker(self.data_dir / "broker", environment, self._log_dir)
+            self._start_child(broker.child, broker.answers)
+            environment["REDIS_URL"] = broker.url
+        return environment
+
+    def _bootstrap(self, environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "jobs.bootstrap"]
+        options = ["--client-file", str(self.client_file), "--url", self.url]
+        done = subprocess.run(
+            [*command, *options], env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise StackError(f"The database could not be prepared:\n{done.stderr[-2000:]}")
+
+    def _start_service(self, environment: dict[str, str]) -> None:
+        address = ["--host", self._host, "--port", str(self._port)]
+        api = [sys.executable, "-m", "uvicorn", "api.main:app", *address, "--no-access-log"]
+        self._start_child(Child("api", api, environment, self._log_dir), self._answers)
+        worker = [sys.executable, "-m", "worker"]
+        self._start_child(Child("worker", worker, environment, self._log_dir), lambda: True)
+
+    def _start_child(self, child: Child, answers: Callable[[], bool]) -> None:
+        child.start()
+        self._children.append(child)
+        deadline = time.monotonic() + START_SECONDS
+        while not answers():
+            child.check_alive()
+            if time.monotonic() > deadline:
+                raise StackError(f"{child.name} did not answer in {START_SECONDS:.0f} s; see {child.log}")
+            time.sleep(0.05)
+        self._say(f"{child.name} is up")
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/healthz", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    # Run and stop.
+
+    def wait(self) -> None:
+        """Until SIGINT or SIGTERM; children that die meanwhile are started again."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        while not self._stopping:
+            for child in self._children:
+                if child.restart_if_dead():
+                    self._say(f"{child.name} had died and was started again; see {child.log}")
+            time.sleep(WATCH_SECONDS)
+
+    def _on_signal(self, *_: object) -> None:
+        self._stopping = True
+
+    def stop(self) -> None:
+        """The worker first, so that nothing new starts; the database last."""
+        while self._children:
+            self._children.pop().stop()
+        self._postgres.stop()
+        self._lock.release()
+
+    def __enter__(self) -> "Stack":
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _check_port(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise StackError(
+                f"{host}:{port} can't be used: {error.strerror}. Choose another with --port, or stop what "
+                "listens there."
+            ) from error
