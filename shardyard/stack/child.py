@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from shardyard.errors import StackError
+from shardyard.stack.errors import StackError
 
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0

@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-from shardyard.errors import StackError
+from shardyard.stack.errors import StackError
 
 NAME = "up.lock"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from shardyard.errors import StackError
+from shardyard.stack.errors import StackError
 
 
 class Postgres:

@@ -12,9 +12,9 @@ from types import TracebackType
 
 import httpx
 
-from shardyard.errors import StackError
 from shardyard.stack.broker import Broker
 from shardyard.stack.child import Child
+from shardyard.stack.errors import StackError
 from shardyard.stack.lock import DataLock
 from shardyard.stack.postgres import Postgres
 
