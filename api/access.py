@@ -2,22 +2,24 @@
 
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from jobs.database import sessions
 from jobs.errors import Unauthenticated
 from jobs.keys import Caller, authenticate, require
 
+_bearer = HTTPBearer(auto_error=False, description="An API key.")
 
-def any_key(request: Request) -> Caller:
+
+def any_key(bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]) -> Caller:
     """The holder of a valid key in ``Authorization: Bearer``."""
-    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not secret:
+    if bearer is None or not bearer.credentials:
         raise Unauthenticated(
             "You didn't provide an API key: send it as 'Authorization: Bearer KEY'.", code="missing_api_key"
         )
     with sessions().begin() as session:
-        return authenticate(session, secret.strip())
+        return authenticate(session, bearer.credentials)
 
 
 def _member(caller: Annotated[Caller, Depends(any_key)]) -> Caller:

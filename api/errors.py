@@ -7,9 +7,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DataError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolExhausted
 from starlette.exceptions import HTTPException
 
+from api.schemas.errors import ErrorBody, ErrorDetail
 from jobs import errors
 from jobs.errors import ShardyardError
 
@@ -45,15 +47,17 @@ def error_response(
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-    return JSONResponse(body, status, headers=dict(headers or {}))
+    detail = ErrorDetail(message=message, type=kind, param=param, code=code)
+    return JSONResponse(ErrorBody(error=detail).model_dump(), status, headers=dict(headers or {}))
 
 
 def install(app: FastAPI) -> None:
     app.add_exception_handler(ShardyardError, _domain)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(DataError, _unstorable)
     app.add_exception_handler(OperationalError, _database_down)
+    app.add_exception_handler(PoolExhausted, _database_down)
     app.add_exception_handler(Exception, _crash)
 
 
@@ -81,8 +85,19 @@ def _http(request: Request, error: Exception) -> JSONResponse:
     message = error.detail
     if error.status_code == 404:
         message = f"Unknown request URL: {request.method} {request.url.path}"
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message = f"{request.method} is not allowed on {request.url.path}; use {allowed}."
     code = HTTP_CODES.get(error.status_code, "invalid_request")
     return error_response(error.status_code, message, code=code, headers=error.headers)
+
+
+def _unstorable(request: Request, error: Exception) -> JSONResponse:
+    """A NUL in an id or a parameter: PostgreSQL's text can't hold one, so nothing has that name."""
+    if "\0" in request.url.path:
+        return error_response(404, "Nothing has an id with a NUL in it.", code="not_found")
+    log.warning("The database refused a value: %s", error)
+    return error_response(400, "A value in this request can't be stored.", code="invalid_value")
 
 
 def _database_down(request: Request, error: Exception) -> JSONResponse:
@@ -96,7 +111,12 @@ def _database_down(request: Request, error: Exception) -> JSONResponse:
 
 
 def _crash(request: Request, error: Exception) -> JSONResponse:
+    """Answers outside every middleware, so it sets the id by itself; the server logs the traceback."""
     request_id = request.state.request_id
+    log.error("Request %s failed: %s %s", request_id, request.method, request.url.path)
     return error_response(
-        500, f"The server failed; its log has the cause under {request_id}.", code="internal_error"
+        500,
+        f"The server failed; its log has the cause under {request_id}.",
+        code="internal_error",
+        headers={"x-request-id": request_id},
     )

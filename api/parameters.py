@@ -6,7 +6,10 @@ from fastapi import Query, Request
 
 from jobs.errors import InvalidRequest
 
-After = Annotated[str | None, Query(description="Id of the last item of the page before.")]
+LARGEST_INTEGER = 2**31 - 1
+"""Of PostgreSQL's ``integer``."""
+
+After = Annotated[str | None, Query(max_length=255, description="Id of the last item of the page before.")]
 
 
 def metadata_filter(request: Request) -> dict[str, str]:

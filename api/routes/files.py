@@ -1,14 +1,19 @@
 """Files: upload, list, show, read, delete."""
 
 import base64
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Form, Query, Response, UploadFile
-from fastapi.responses import FileResponse
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import FileResponse, StreamingResponse
 
 from api.access import Member, Reader
+from api.bodies import MemberUpload
+from api.document import upload_body
 from api.parameters import After
-from api.views import View, file_view, listing
+from api.schemas.files import FileObject
+from api.schemas.lists import Deleted, List
 from jobs import files
 from jobs.database import sessions
 from jobs.files import RESULTS, file_path, store_upload
@@ -16,13 +21,16 @@ from jobs.settings import settings
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
+BLOCK = 3 * 2**16
+"""Bytes encoded at a time; a multiple of three, so that no padding falls in between."""
 
-@router.post("")
-def upload(caller: Member, file: UploadFile, purpose: Annotated[str, Form()]) -> View:
+
+@router.post("", openapi_extra=upload_body())
+def upload(caller: Member, sent: MemberUpload) -> FileObject:
     """Upload a training file of JSON lines. A file with errors is kept, with ``status`` ``error``."""
-    stored = store_upload(settings(), file.file, file.filename or "upload", purpose)
+    stored = store_upload(settings(), sent.content, sent.filename, sent.purpose)
     with sessions().begin() as session:
-        return file_view(files.record_file(session, caller.team_id, stored))
+        return FileObject.model_validate(files.record_file(session, caller.team_id, stored))
 
 
 @router.get("")
@@ -30,18 +38,18 @@ def list_files(
     caller: Reader,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
-    purpose: str | None = None,
+    purpose: Annotated[str | None, Query(max_length=64)] = None,
     order: Literal["asc", "desc"] = "desc",
-) -> View:
+) -> List[FileObject]:
     with sessions().begin() as session:
         page = files.list_files(session, caller.team_id, after, limit, purpose, order)
-        return listing(page, [file_view(file) for file in page.data])
+    return List(data=[FileObject.model_validate(file) for file in page.data], has_more=page.has_more)
 
 
 @router.get("/{file_id}")
-def show(caller: Reader, file_id: str) -> View:
+def show(caller: Reader, file_id: str) -> FileObject:
     with sessions().begin() as session:
-        return file_view(files.get_file(session, caller.team_id, file_id))
+        return FileObject.model_validate(files.get_file(session, caller.team_id, file_id))
 
 
 @router.get("/{file_id}/content", response_class=Response)
@@ -50,14 +58,20 @@ def content(caller: Reader, file_id: str, encoding: Literal["base64"] | None = N
     with sessions().begin() as session:
         file = files.get_file(session, caller.team_id, file_id)
     path = file_path(settings(), file.id)
-    media_type = "text/csv" if file.purpose == RESULTS else "application/jsonl"
     if encoding == "base64":
-        return Response(base64.b64encode(path.read_bytes()), media_type="text/plain")
+        return StreamingResponse(_in_base64(path), media_type="text/plain")
+    media_type = "text/csv" if file.purpose == RESULTS else "application/jsonl"
     return FileResponse(path, media_type=media_type, filename=file.filename)
 
 
 @router.delete("/{file_id}")
-def delete(caller: Member, file_id: str) -> View:
+def delete(caller: Member, file_id: str) -> Deleted:
     with sessions().begin() as session:
         files.delete_file(session, settings(), caller.team_id, file_id)
-    return {"id": file_id, "object": "file", "deleted": True}
+    return Deleted(id=file_id, object="file")
+
+
+def _in_base64(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            yield base64.b64encode(block)

@@ -1,48 +1,67 @@
-"""Whether the service is there. The only routes that need no key."""
+"""Whether the service is there, and what it offers. Health is all that needs no key."""
+
+from typing import Literal
 
 import redis
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from api.views import View
+from api.access import Reader
 from jobs.database import sessions
 from jobs.settings import settings
 
 router = APIRouter(tags=["health"])
 
+Answer = Literal["ok", "unreachable"]
+
+
+class Health(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(BaseModel):
+    status: Literal["ok", "degraded", "unavailable"]
+    database: Answer
+    broker: Answer
+
 
 @router.get("/healthz")
-def healthz() -> View:
+def healthz() -> Health:
     """The process answers."""
-    return {"status": "ok"}
+    return Health()
 
 
 @router.get("/readyz")
-def readyz(response: Response) -> View:
+def readyz(response: Response) -> Readiness:
     """The database is needed; without the broker jobs only start a little later."""
-    database, broker = _database_answers(), _broker_answers()
-    response.status_code = 200 if database else 503
-    status = "ok" if database and broker else "degraded" if database else "unavailable"
-    return {
-        "status": status,
-        "database": "ok" if database else "unreachable",
-        "broker": "ok" if broker else "unreachable",
-    }
+    database, broker = _database(), _broker()
+    if database != "ok":
+        response.status_code = 503
+        return Readiness(status="unavailable", database=database, broker=broker)
+    return Readiness(status="ok" if broker == "ok" else "degraded", database=database, broker=broker)
 
 
-def _database_answers() -> bool:
+@router.get("/v1/openapi.json", include_in_schema=False)
+def openapi(caller: Reader, request: Request) -> JSONResponse:
+    return JSONResponse(request.app.openapi())
+
+
+def _database() -> Answer:
     try:
         with sessions().begin() as session:
             session.execute(text("SELECT 1"))
     except OperationalError:
-        return False
-    return True
+        return "unreachable"
+    return "ok"
 
 
-def _broker_answers() -> bool:
+def _broker() -> Answer:
     try:
         with redis.Redis.from_url(settings().redis_url, socket_timeout=1, socket_connect_timeout=1) as client:
-            return bool(client.ping())
+            client.ping()
     except redis.RedisError:
-        return False
+        return "unreachable"
+    return "ok"

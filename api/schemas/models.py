@@ -1,0 +1,49 @@
+"""A model as clients see it, and what it takes to add one."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from api.schemas.lists import JsonObject, Seconds, Shape
+from jobs.errors import InvalidRequest
+from jobs.tables import Model
+
+
+class NewModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: str
+    path: str
+    """Of a Hugging Face directory on the server."""
+
+
+def parse_new_model(body: JsonObject) -> NewModel:
+    try:
+        return NewModel.model_validate(body)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        param = str(problem["loc"][0])
+        raise InvalidRequest(f"{param}: {problem['msg']}; send id and path", param=param) from error
+
+
+class ModelObject(Shape):
+    id: str
+    object: Literal["model"] = "model"
+    created: Seconds
+    owned_by: str
+    kind: Literal["base", "fine_tuned", "checkpoint"]
+    parameters: int | None
+    path: str
+    job_id: str | None
+
+
+def model_object(model: Model) -> ModelObject:
+    return ModelObject(
+        id=model.id,
+        created=model.created_at,
+        owned_by=model.team_id or "shardyard",
+        kind=model.kind,
+        parameters=model.parameters,
+        path=model.path,
+        job_id=model.job_id,
+    )
