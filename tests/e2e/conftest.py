@@ -40,7 +40,7 @@ class Service:
     _sdk: OpenAI | None = None
 
     def start_api(self) -> None:
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._start("api", "-m", "uvicorn", "api.main:app", "--port", str(port))
         eventually(self._healthy, "the API answers")
@@ -106,7 +106,7 @@ def service(
     service.stop()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

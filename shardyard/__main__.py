@@ -1,0 +1,5 @@
+"""``python -m shardyard`` is the ``shardyard`` command."""
+
+from shardyard.cli import main
+
+main()
