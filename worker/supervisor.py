@@ -32,7 +32,8 @@ from worker.memory_events import oom_kills
 from worker.run_directory import RunDirectory
 from worker.verdict import Evidence, decide, stopped_by
 
-log = logging.getLogger(__name__)
+# By name: as a program this module is ``__main__``.
+log = logging.getLogger("worker.supervisor")
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class Supervisor:
         kills_before = oom_kills()
         exit_code: int | None = None
         launch = self._until_written(self._begin)
+        log.info("Attempt %d of %s: %d %s ranks", self._epoch, self._job_id, len(launch.gpus), launch.device)
         ending = self._launch(launch)
         try:
             if ending is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import column, func, select, table, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from jobs import attempts
@@ -237,6 +237,26 @@ def test_a_fenced_attempt_ends_its_ranks_and_writes_nothing(yard: Yard) -> None:
     wait_until(lambda: not yard.processes(), "the fenced attempt is gone", 15)
     assert yard.job().step == 0
     assert "no longer owns the job" in yard.log()
+
+
+def test_training_goes_on_while_the_database_is_away(yard: Yard) -> None:
+    yard.submit(seconds=0.2)
+    yard.wait_for_step(1)
+    directory = yard.settings.attempt_dir(JOB, 1)
+
+    def steps_reached() -> int:
+        return len(list(directory.glob("reached-0-*")))
+
+    with yard.sessions.begin() as session:
+        session.get_one(Job, JOB, with_for_update=True)
+        ahead = steps_reached() + 5
+        wait_until(lambda: steps_reached() >= ahead, "the ranks go on while nothing can be written", 10)
+        others = select(func.pg_terminate_backend(column("pid"))).select_from(table("pg_stat_activity"))
+        session.execute(others.where(text("datname = current_database() AND pid <> pg_backend_pid()")))
+    job = yard.wait_for("succeeded")
+    expect_whole_run(yard)
+    assert job.attempts == 1
+    assert "The database does not answer" in yard.log()
 
 
 def test_a_supervisor_that_cannot_renew_its_lease_ends_its_ranks(yard: Yard) -> None:
