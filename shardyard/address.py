@@ -8,7 +8,6 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from shardyard.errors import NotConfigured
 
@@ -21,36 +20,34 @@ class Address:
     api_key: str
 
 
-def data_directory() -> Path:
+def data_dir() -> Path:
     """Where the embedded stack of this shell keeps everything."""
     return Path(os.environ.get("SHARDYARD_DATA_DIR") or ".shardyard")
 
 
-def find_address(url: str | None = None, api_key: str | None = None, data_dir: Path | None = None) -> Address:
+def find(url: str | None = None, api_key: str | None = None, directory: Path | None = None) -> Address:
     url = url or os.environ.get("SHARDYARD_URL")
     api_key = api_key or os.environ.get("SHARDYARD_API_KEY")
     if url and api_key:
         return Address(url.rstrip("/"), api_key)
-    path = (data_dir or data_directory()) / CLIENT_FILE
-    known = _read(path)
-    try:
-        return Address((url or known["url"]).rstrip("/"), api_key or known["api_key"])
-    except (KeyError, AttributeError) as error:
-        raise NotConfigured(
-            f"{path} has no url and api_key; start the server anew with `shardyard up`"
-        ) from error
+    known = read_client_file(directory or data_dir())
+    return Address((url or known.url).rstrip("/"), api_key or known.api_key)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_client_file(directory: Path) -> Address:
+    """What the embedded stack on this data directory wrote for its clients."""
+    path = directory / CLIENT_FILE
     try:
         content = json.loads(path.read_text())
+        return Address(str(content["url"]), str(content["api_key"]))
     except FileNotFoundError as error:
         raise NotConfigured(
             f"no server is known here: {path} does not exist. Start one with `shardyard up`, or set "
             "SHARDYARD_DATA_DIR, or SHARDYARD_URL and SHARDYARD_API_KEY"
         ) from error
-    except (OSError, ValueError) as error:
-        raise NotConfigured(f"{path} can't be read: {error}") from error
-    if not isinstance(content, dict):
-        raise NotConfigured(f"{path} is not a JSON object; start the server anew with `shardyard up`")
-    return content
+    except OSError as error:
+        raise NotConfigured(f"{path} can't be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotConfigured(
+            f"{path} has no url and api_key; start the server anew with `shardyard up`"
+        ) from error

@@ -1,178 +1,189 @@
 """The Python client: ``Shardyard().jobs.submit(model=..., training_file=...)``.
 
-Answers are the API's JSON objects as dicts. Errors are ``shardyard.errors``.
+Its verbs are the command line's. Answers are the API's JSON objects; errors are ``shardyard.errors``.
 """
 
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-import httpx
-
 from shardyard import address
-from shardyard.errors import Refused, Unreachable
+from shardyard.errors import UnreadableFile
+from shardyard.transport import Transport
 
 Json = dict[str, Any]
 
-RETRIES = 3
-FIRST_PAUSE = 0.5
-TERMINAL = ("succeeded", "failed", "cancelled")
+TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
+"""Statuses of a job that never change."""
+
+TELEMETRY_STEPS = 1000
+"""Steps in one answer of telemetry."""
 
 
 class Shardyard:
-    """Url and key come from the arguments, the environment, or the embedded stack's ``client.json``."""
+    """Address and key come from the arguments, the environment, or the embedded stack's ``client.json``."""
 
     def __init__(
         self, url: str | None = None, api_key: str | None = None, data_dir: Path | None = None
     ) -> None:
-        found = address.find(url, api_key, data_dir)
-        self.url = found.url
-        self._http = httpx.Client(
-            base_url=f"{found.url}/v1",
-            headers={"Authorization": f"Bearer {found.api_key}"},
-            timeout=httpx.Timeout(30, write=300),
-        )
-        self.files = Files(self)
-        self.jobs = Jobs(self)
-        self.models = Models(self)
+        self._transport = Transport(address.find(url, api_key, data_dir))
+        self.files = Files(self._transport)
+        self.jobs = Jobs(self._transport)
+        self.models = Models(self._transport)
 
-    def request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        """One call; tried again where that is safe: the server was not reached, or said to wait."""
-        pause = FIRST_PAUSE
-        for attempt in range(RETRIES + 1):
-            last = attempt == RETRIES
-            try:
-                response = self._http.request(method, path, **arguments)
-            except httpx.TransportError as error:
-                if last or not isinstance(error, httpx.ConnectError):
-                    raise Unreachable(
-                        f"{self.url} does not answer ({error}). Is `shardyard up` running?"
-                    ) from error
-            else:
-                if last or response.status_code not in (429, 502, 503, 504):
-                    return _checked(response)
-            time.sleep(pause)
-            pause *= 2
-        raise AssertionError("the last attempt returns or raises")
-
-    def pages(self, path: str, limit: int, **parameters: Any) -> Iterator[Json]:
-        """Every item of a list, page by page."""
-        after: Json = {}
-        while True:
-            page = self.request("GET", path, params={**parameters, "limit": limit, **after}).json()
-            yield from page["data"]
-            if not page["has_more"]:
-                return
-            after = {"after": page["data"][-1]["id"]}
+    @property
+    def url(self) -> str:
+        return self._transport.url
 
     def close(self) -> None:
-        self._http.close()
+        self._transport.close()
 
     def __enter__(self) -> "Shardyard":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
 class Files:
-    def __init__(self, client: Shardyard) -> None:
-        self._client = client
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
-    def upload(self, path: Path) -> Json:
-        with path.open("rb") as file:
-            answer = self._client.request(
-                "POST", "/files", data={"purpose": "fine-tune"}, files={"file": (path.name, file)}
-            )
-        return _object(answer)
+    def upload(self, path: str | Path) -> Json:
+        """Store a training file. One with wrong lines is kept too, with the status ``error``."""
+        path = Path(path)
+        with ExitStack() as opened:
+
+            def body() -> Json:
+                file = opened.enter_context(_open(path))
+                return {"files": {"file": (path.name, file)}}
+
+            return _object(self._transport, "POST", "/files", data={"purpose": "fine-tune"}, fresh=body)
 
     def list(self) -> Iterator[Json]:
-        return self._client.pages("/files", 1000)
+        """Newest first."""
+        return _pages(self._transport, "/files", limit=1000)
 
     def content(self, file_id: str) -> bytes:
-        return self._client.request("GET", f"/files/{file_id}/content").content
+        return self._transport.send("GET", f"/files/{file_id}/content").content
 
 
 class Models:
-    def __init__(self, client: Shardyard) -> None:
-        self._client = client
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     def list(self) -> Iterator[Json]:
-        return iter(self._client.request("GET", "/models").json()["data"])
+        """Newest first."""
+        yield from _object(self._transport, "GET", "/models")["data"]
 
-    def add(self, name: str, path: Path) -> Json:
-        """Register a directory, as the server sees it, as a base model."""
-        body = {"id": name, "path": str(path)}
-        return _object(self._client.request("POST", "/models", json=body))
+    def add(self, name: str, path: str | Path) -> Json:
+        """Register a directory, by its absolute path on the server, as a base model for every team."""
+        return _object(self._transport, "POST", "/models", json={"id": name, "path": str(path)})
+
+
+@dataclass(frozen=True)
+class Update:
+    """What is new about a job that is watched."""
+
+    job: Json
+    metrics: list[Json]
+    """Steps that are new or have changed: a step's validation loss comes after its training loss."""
+    memory: list[Json]
+    """What each rank held in those steps."""
 
 
 class Jobs:
-    def __init__(self, client: Shardyard) -> None:
-        self._client = client
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
-    def submit(self, **body: Any) -> Json:
-        """The body of ``POST /v1/fine_tuning/jobs``. A call that is repeated makes one job."""
+    def submit(self, model: str, training_file: str, **fields: Any) -> Json:
+        """``POST /v1/fine_tuning/jobs`` with more of its ``fields``. A call that is retried makes one job."""
         return _object(
-            self._client.request(
-                "POST", "/fine_tuning/jobs", json=body, headers={"Idempotency-Key": uuid.uuid4().hex}
-            )
+            self._transport,
+            "POST",
+            "/fine_tuning/jobs",
+            json={"model": model, "training_file": training_file, **fields},
+            headers={"Idempotency-Key": uuid.uuid4().hex},
         )
 
-    def list(self) -> Iterator[Json]:
-        """Newest first."""
-        return self._client.pages("/fine_tuning/jobs", 100)
+    def list(self, metadata: dict[str, str] | None = None) -> Iterator[Json]:
+        """Newest first; with ``metadata``, those that have all these pairs."""
+        wanted = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
+        return _pages(self._transport, "/fine_tuning/jobs", limit=100, **wanted)
 
     def show(self, job_id: str) -> Json:
-        return _object(self._client.request("GET", f"/fine_tuning/jobs/{job_id}"))
+        return _object(self._transport, "GET", f"/fine_tuning/jobs/{job_id}")
 
     def cancel(self, job_id: str) -> Json:
-        return _object(self._client.request("POST", f"/fine_tuning/jobs/{job_id}/cancel"))
+        return _object(self._transport, "POST", f"/fine_tuning/jobs/{job_id}/cancel")
 
     def events(self, job_id: str) -> Iterator[Json]:
         """Newest first."""
-        return self._client.pages(f"/fine_tuning/jobs/{job_id}/events", 1000)
+        return _pages(self._transport, f"/fine_tuning/jobs/{job_id}/events", limit=1000)
 
     def checkpoints(self, job_id: str) -> Iterator[Json]:
         """Newest first."""
-        return self._client.pages(f"/fine_tuning/jobs/{job_id}/checkpoints", 100)
+        return _pages(self._transport, f"/fine_tuning/jobs/{job_id}/checkpoints", limit=100)
 
-    def telemetry(self, job_id: str, after_step: int = -1) -> Json:
-        parameters = {"after_step": after_step, "limit": 10_000}
-        answer = self._client.request("GET", f"/fine_tuning/jobs/{job_id}/telemetry", params=parameters)
-        return _object(answer)
+    def telemetry(self, job_id: str, after_step: int = -1, limit: int = TELEMETRY_STEPS) -> Json:
+        """``metrics`` and ``memory`` of the ``limit`` steps that follow ``after_step``."""
+        wanted = {"after_step": after_step, "limit": limit}
+        return _object(self._transport, "GET", f"/fine_tuning/jobs/{job_id}/telemetry", params=wanted)
 
     def logs(self, job_id: str, tail: int = 1000) -> str:
-        return self._client.request("GET", f"/fine_tuning/jobs/{job_id}/logs", params={"tail": tail}).text
+        """The last lines that the newest attempt printed."""
+        return self._transport.send("GET", f"/fine_tuning/jobs/{job_id}/logs", params={"tail": tail}).text
 
-    def watch(self, job_id: str, seconds: float = 1.0) -> Iterator[Json]:
-        """The job again and again, the last time when it has ended."""
+    def watch(self, job_id: str, seconds: float = 1.0) -> Iterator[Update]:
+        """Look every so many seconds until the job has ended; the last update is the whole truth."""
+        seen: dict[int, Json] = {}
         while True:
+            # The job first: what it had told when it ended is in the telemetry that is read afterwards.
             job = self.show(job_id)
-            yield job
+            yield self._news(job, seen)
             if job["status"] in TERMINAL:
                 return
             time.sleep(seconds)
 
+    def _news(self, job: Json, seen: dict[int, Json]) -> Update:
+        """Read on from the last step seen, that one included, or from where an attempt went back to."""
+        metrics, memory = [], []
+        after = min(job["progress"]["step"], max(seen, default=0)) - 1
+        while True:
+            page = self.telemetry(job["id"], after)
+            metrics += [metric for metric in page["metrics"] if seen.get(metric["step"]) != metric]
+            memory += page["memory"]
+            seen.update((metric["step"], metric) for metric in page["metrics"])
+            if len(page["metrics"]) < TELEMETRY_STEPS:
+                return Update(job, metrics, memory)
+            after = page["metrics"][-1]["step"]
 
-def _object(response: httpx.Response) -> Json:
-    body: Json = response.json()
+
+def _open(path: Path) -> Any:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise UnreadableFile(f"{path} can't be read: {error.strerror}") from error
+
+
+def _object(transport: Transport, method: str, path: str, **arguments: Any) -> Json:
+    body: Json = transport.send(method, path, **arguments).json()
     return body
 
 
-def _checked(response: httpx.Response) -> httpx.Response:
-    if response.is_success:
-        return response
-    try:
-        error = response.json()["error"]
-        message, code, param = str(error["message"]), error["code"], error["param"]
-    except (ValueError, KeyError, TypeError):
-        message, code, param = f"{response.status_code} {response.text[:200]}", None, None
-    raise Refused(
-        message,
-        status=response.status_code,
-        code=code,
-        param=param,
-        request_id=response.headers.get("x-request-id"),
-    )
+def _pages(transport: Transport, path: str, **parameters: Any) -> Iterator[Json]:
+    """Every item of a list, page by page."""
+    after: Json = {}
+    while True:
+        page = _object(transport, "GET", path, params={**parameters, **after})
+        yield from page["data"]
+        if not page["has_more"]:
+            return
+        after = {"after": page["data"][-1]["id"]}

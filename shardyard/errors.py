@@ -1,9 +1,13 @@
-"""What can go wrong for a user of the client.
+"""What can go wrong for a user of the client and the command line.
 
-ClientError
-├── NotConfigured          nothing says where the server is, or with which key
+ShardyardError
 ├── Unreachable            the server does not answer
+│   └── NotConfigured      nothing says where the server is, or with which key
 ├── UnreadableFile         a local file that can't be read
+├── UnusableFile           an uploaded file that the server can't train on
+├── StackError             the embedded stack can't start or go on (``shardyard.stack.errors``)
+├── JobFailed              a job that was waited for did not succeed
+├── DemoFailed             a part of the demo, or what it must show, did not work
 └── ErrorAnswer            the server answered with an error
     ├── Refused            4xx: it understood, and said no
     │   ├── BadRequest           400
@@ -22,29 +26,41 @@ from typing import Any
 import httpx
 
 
-class ClientError(Exception):
+class ShardyardError(Exception):
     """Base of all. The message says the value and what to do."""
 
-    code = "client_error"
+    code = "error"
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
 
 
-class NotConfigured(ClientError):
-    code = "not_configured"
-
-
-class Unreachable(ClientError):
+class Unreachable(ShardyardError):
     code = "unreachable"
 
 
-class UnreadableFile(ClientError):
+class NotConfigured(Unreachable):
+    code = "not_configured"
+
+
+class UnreadableFile(ShardyardError):
     code = "unreadable_file"
 
 
-class ErrorAnswer(ClientError):
+class UnusableFile(ShardyardError):
+    code = "unusable_file"
+
+
+class JobFailed(ShardyardError):
+    code = "job_failed"
+
+
+class DemoFailed(ShardyardError):
+    code = "demo_failed"
+
+
+class ErrorAnswer(ShardyardError):
     """The server's own words: OpenAI's error shape, the status, and the id under which its log has it."""
 
     def __init__(

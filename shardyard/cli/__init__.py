@@ -6,18 +6,13 @@ import typer
 
 from shardyard.cli import files, jobs, models
 from shardyard.cli.demo import demo
-from shardyard.cli.output import fail
+from shardyard.cli.output import EXIT_CODES, fail
 from shardyard.cli.up import up
 from shardyard.errors import ShardyardError
 
-EPILOG = (
-    "Exit codes: 0 done; 1 the job or the stack failed; 2 wrong usage; 3 no server answers; "
-    "4 the server refused."
-)
-
 app = typer.Typer(
     help="Fine-tuning on your own GPUs, in OpenAI's protocol.",
-    epilog=EPILOG,
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

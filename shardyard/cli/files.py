@@ -5,25 +5,26 @@ from typing import Annotated
 
 import typer
 
-from shardyard.cli.output import AsJson, console, moment, print_json, print_table, size
-from shardyard.client import Shardyard
+from shardyard.cli.output import AsJson, moment, print_json, print_line, print_table, size
+from shardyard.client import Json, Shardyard
+from shardyard.errors import UnusableFile
 
 app = typer.Typer(no_args_is_help=True)
 
 
 @app.command()
 def upload(
-    path: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True)], as_json: AsJson = False
+    path: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file of JSON lines.")],
+    as_json: AsJson = False,
 ) -> None:
     """Upload a training file of JSON lines."""
     with Shardyard() as client:
         file = client.files.upload(path)
     if as_json:
         print_json(file)
-        return
-    console.print(f"{file['id']}  {size(file['bytes'])}", highlight=False, markup=False)
-    if file["status"] == "error":
-        console.print(f"It can't be trained on: {file['status_details']}", style="yellow", markup=False)
+    else:
+        print_line(f"{file['id']}  {size(file['bytes'])}")
+    require_usable(file)
 
 
 @app.command()
@@ -39,3 +40,12 @@ def ls(as_json: AsJson = False) -> None:
         for f in files
     )
     print_table(("ID", "NAME", "PURPOSE", "SIZE", "STATUS", "CREATED"), rows)
+
+
+def require_usable(file: Json) -> None:
+    """The server keeps a file with wrong lines, and says which; no job can train on it."""
+    if file["status"] == "error":
+        raise UnusableFile(
+            f"{file['filename']} ({file['id']}) can't be trained on: {file['status_details']}. "
+            "Correct it and upload it again"
+        )

@@ -7,7 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from shardyard.cli.output import AsJson, console, moment, print_fields, print_json, print_table
+from shardyard.cli.files import require_usable
+from shardyard.cli.output import (
+    INTERRUPTED,
+    AsJson,
+    moment,
+    print_fields,
+    print_json,
+    print_line,
+    print_table,
+)
 from shardyard.cli.progress import watch_job
 from shardyard.client import Json, Shardyard
 from shardyard.errors import JobFailed
@@ -25,13 +34,13 @@ def submit(
     validation_file: Annotated[str | None, typer.Option(help="Likewise, to evaluate on.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training file.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples in a step, over all ranks.")] = None,
-    learning_rate: Annotated[float | None, typer.Option()] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak of the schedule.")] = None,
     gpus: Annotated[int, typer.Option(help="Ranks, each with a GPU or a CPU slot.")] = 1,
     stage: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3.")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any training field, as KEY=VALUE.")] = None,
     suffix: Annotated[str | None, typer.Option(help="Becomes part of the model's name.")] = None,
-    watch: Annotated[bool, typer.Option(help="Stay and show the progress.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay and show the progress.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Submit a fine-tuning job."""
@@ -44,21 +53,17 @@ def submit(
     }
     chosen = {name: value for name, value in training.items() if value is not None} | _settings(set_ or [])
     with Shardyard() as client:
-        body: Json = {
-            "model": model,
-            "training_file": _file_id(client, training_file),
-            "training": chosen,
-            "resources": {"gpus": gpus},
-        }
+        fields: Json = {"training": chosen, "resources": {"gpus": gpus}}
+        training_id = _file_id(client, training_file)
         if validation_file is not None:
-            body["validation_file"] = _file_id(client, validation_file)
+            fields["validation_file"] = _file_id(client, validation_file)
         if suffix is not None:
-            body["suffix"] = suffix
-        job = client.jobs.submit(**body)
+            fields["suffix"] = suffix
+        job = client.jobs.submit(model, training_id, **fields)
         if watch:
             if not as_json:
-                console.print(job["id"], highlight=False)
-            job = watch_job(client, job["id"], quiet=as_json)
+                print_line(job["id"])
+            job = _follow(client, job["id"], as_json)
     _print_job(job, as_json)
     if watch or job["status"] == "failed":
         _require_success(job)
@@ -86,9 +91,9 @@ def show(job_id: JobId, as_json: AsJson = False) -> None:
 
 @app.command()
 def watch(job_id: JobId, as_json: AsJson = False) -> None:
-    """Follow a job to its end; succeeds only if it does."""
+    """Follow a job to its end; the exit code is 0 only if it succeeds. Ctrl-C leaves the job running."""
     with Shardyard() as client:
-        job = watch_job(client, job_id, quiet=as_json)
+        job = _follow(client, job_id, as_json)
     _print_job(job, as_json)
     _require_success(job)
 
@@ -125,8 +130,22 @@ def _file_id(client: Shardyard, given: str) -> str:
         raise typer.BadParameter(f"{given} is neither a file here nor the id of an uploaded one (file-...)")
     if not path.is_file():
         raise typer.BadParameter(f"{given} is not a file")
-    file_id: str = client.files.upload(path)["id"]
+    file = client.files.upload(path)
+    require_usable(file)
+    file_id: str = file["id"]
     return file_id
+
+
+def _follow(client: Shardyard, job_id: str, as_json: bool) -> Json:
+    try:
+        return watch_job(client, job_id, quiet=as_json)
+    except KeyboardInterrupt:
+        print(
+            f"Stopped watching; the job goes on. `shardyard jobs watch {job_id}` shows it again, "
+            f"`shardyard jobs cancel {job_id}` ends it.",
+            file=sys.stderr,
+        )
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:
@@ -167,7 +186,7 @@ def _print_job(job: Json, as_json: bool) -> None:
         ("error", error.get("message")),
         *(("warning", warning) for warning in job["warnings"]),
     ]
-    print_fields((name, value) for name, value in fields if value is not None)
+    print_fields(fields)
 
 
 def _require_success(job: Json) -> None:

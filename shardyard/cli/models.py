@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from shardyard.cli.output import AsJson, console, moment, print_json, print_table
+from shardyard.cli.output import AsJson, moment, print_json, print_line, print_table
 from shardyard.client import Shardyard
 
 app = typer.Typer(no_args_is_help=True)
@@ -19,7 +19,7 @@ def ls(as_json: AsJson = False) -> None:
     if as_json:
         print_json(models)
         return
-    rows = ((m["id"], m["kind"], f"{m['parameters']:,}", m["path"], moment(m["created"])) for m in models)
+    rows = ((m["id"], m["kind"], _count(m["parameters"]), m["path"], moment(m["created"])) for m in models)
     print_table(("ID", "KIND", "PARAMETERS", "PATH", "CREATED"), rows)
 
 
@@ -35,4 +35,8 @@ def add(
     if as_json:
         print_json(model)
         return
-    console.print(f"{model['id']}  {model['parameters']:,} parameters", highlight=False, markup=False)
+    print_line(f"{model['id']}  {_count(model['parameters'])} parameters")
+
+
+def _count(parameters: int | None) -> str:
+    return "?" if parameters is None else f"{parameters:,}"

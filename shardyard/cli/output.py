@@ -15,40 +15,49 @@ from shardyard.errors import Refused, ShardyardError, Unreachable
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else.")]
 
-console = Console()
+OK, FAILED, USAGE, UNREACHABLE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 the job did not succeed, or something else failed; 2 wrong usage; "
+    "3 no server answers; 4 the server refused."
+)
 
+console = Console()
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_line(text: str, style: str = "") -> None:
+    """One line as it is: no markup, no colours of numbers, no wrapping inside ids and paths."""
+    console.print(Text(text, style=style), soft_wrap=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Cells are text as it is: what users named things must not become markup."""
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    """Cells are text as it is: what users named things must not become markup. Ids are never cut."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
     for row in rows:
         table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
-    console.print(table)
+    console.print(table, width=max(console.width, _natural_width(table)), soft_wrap=True)
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in fields:
-        table.add_row(Text(name, style="bold"), Text("-" if value is None else str(value)))
-    console.print(table)
+    """Names and values, those without a value left out."""
+    known = [(name, str(value)) for name, value in fields if value is not None]
+    widest = max((len(name) for name, _ in known), default=0)
+    for name, value in known:
+        console.print(Text.assemble((f"{name:<{widest}}  ", "bold"), value), soft_wrap=True)
 
 
 def fail(error: ShardyardError) -> int:
-    """Say what went wrong; the exit code."""
+    """Say what went wrong, in one line on stderr; the exit code."""
     print(f"error: {error}", file=sys.stderr)
     if isinstance(error, Unreachable):
-        return 3
-    if isinstance(error, Refused):
-        if error.status >= 500:
-            print(f"The server's log has more under {error.request_id}.", file=sys.stderr)
-        return 4
-    return 1
+        return UNREACHABLE
+    return REFUSED if isinstance(error, Refused) else FAILED
 
 
 def size(nbytes: float | None) -> str:
@@ -63,3 +72,7 @@ def size(nbytes: float | None) -> str:
 
 def moment(seconds: int | None) -> str:
     return "-" if seconds is None else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _natural_width(table: Table) -> int:
+    return console.measure(table, options=console.options.update(max_width=10_000)).maximum

@@ -1,85 +1,118 @@
-"""Following a job: a bar with step, loss, speed and time left, and a line of memory for each rank."""
+"""Following a job: a bar with step, loss, speed and time left, and a line of memory for each rank.
+
+Where the output is no terminal there is nothing to redraw, so each new step is a line of its own.
+"""
 
 from rich.console import Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from shardyard.cli.output import console, size
-from shardyard.client import Json, Shardyard
+from shardyard.cli.output import console, print_line, size
+from shardyard.client import Json, Shardyard, Update
 
-SHOWN = ("parameters", "gradients", "optimizer", "communication", "activations")
+CATEGORIES = ("parameters", "gradients", "optimizer", "communication", "activations", "other")
+"""Of a rank's memory, as the engine counts it."""
 
 
 def watch_job(client: Shardyard, job_id: str, quiet: bool = False) -> Json:
-    """Follow the job until it ends; Ctrl-C stops the watching and leaves the job alone."""
+    """Follow the job until it ends. Ctrl-C ends the watching only."""
+    if quiet:
+        return _to_the_end(client, job_id)
     display = JobDisplay()
-    job: Json = {}
-    try:
-        with Live(display.render(), console=console, refresh_per_second=4, disable=quiet) as live:
-            for job in client.jobs.watch(job_id):
-                display.update(job, client.jobs.telemetry(job_id, display.last_step - 1))
-                live.update(display.render())
-    except KeyboardInterrupt:
-        if not quiet:
-            console.print(f"The job goes on. `shardyard jobs watch {job_id}` shows it again.")
-        raise
+    if not console.is_terminal:
+        return _print_steps(client, job_id, display)
+    with Live(display.render(), console=console, refresh_per_second=4) as live:
+        for update in client.jobs.watch(job_id):
+            display.take(update)
+            live.update(display.render())
+    return update.job
+
+
+def _to_the_end(client: Shardyard, job_id: str) -> Json:
+    for update in client.jobs.watch(job_id):
+        job = update.job
     return job
 
 
+def _print_steps(client: Shardyard, job_id: str, display: "JobDisplay") -> Json:
+    told: tuple[str, str] | None = None
+    for update in client.jobs.watch(job_id):
+        display.take(update)
+        now = (display.doing, display.position)
+        if now != told:
+            print_line(f"{display.doing:<13} {display.position}  {display.figures}".rstrip())
+        told = now
+    return update.job
+
+
 class JobDisplay:
+    """The newest of everything that a job has reported."""
+
     def __init__(self) -> None:
-        self.last_step = -1
+        self.doing = "queued"
         self._loss: float | None = None
         self._valid_loss: float | None = None
         self._memory: dict[int, Json] = {}
-        self._progress = Progress(
+        self._position: Json = {"step": 0, "total_steps": None, "tokens_per_second": None, "eta": None}
+        self._bar = Progress(
             TextColumn("{task.description:<13}"),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             console=console,
         )
-        self._task: TaskID = self._progress.add_task("queued", total=None, figures="")
+        self._task = self._bar.add_task(self.doing, total=None, figures="")
 
-    def update(self, job: Json, telemetry: Json) -> None:
-        for metric in telemetry["metrics"]:
-            self.last_step = metric["step"]
+    def take(self, update: Update) -> None:
+        job = update.job
+        for metric in update.metrics:
             self._loss = self._loss if metric["train_loss"] is None else metric["train_loss"]
             self._valid_loss = self._valid_loss if metric["valid_loss"] is None else metric["valid_loss"]
-        for row in telemetry["memory"]:
+        for row in update.memory:
             self._memory[row["rank"]] = row
-        running = job["status"] == "running" and job["phase"]
-        progress = job["progress"]
-        self._progress.update(
+        self.doing = job["phase"] if job["status"] == "running" and job["phase"] else job["status"]
+        self._position = job["progress"]
+        self._bar.update(
             self._task,
-            description=job["phase"] if running else job["status"],
-            completed=progress["step"],
-            total=progress["total_steps"],
-            figures=self._figures(progress),
+            description=self.doing,
+            completed=self._position["step"],
+            total=self._position["total_steps"],
+            figures=self.figures,
         )
 
     def render(self) -> Group:
-        lines = [Text(f"  rank {rank}: {_memory_line(row)}", style="dim") for rank, row in self._ranks()]
-        return Group(self._progress, *lines)
+        ranks = [
+            Text(f"  rank {rank}: {memory_line(row)}", style="dim")
+            for rank, row in sorted(self._memory.items())
+        ]
+        return Group(self._bar, *ranks)
 
-    def _ranks(self) -> list[tuple[int, Json]]:
-        return sorted(self._memory.items())
+    @property
+    def position(self) -> str:
+        return f"{self._position['step']}/{self._position['total_steps'] or '?'}"
 
-    def _figures(self, progress: Json) -> str:
+    @property
+    def figures(self) -> str:
         parts = []
         if self._loss is not None:
             parts.append(f"loss {self._loss:.4f}")
         if self._valid_loss is not None:
             parts.append(f"valid {self._valid_loss:.4f}")
-        if progress["tokens_per_second"]:
-            parts.append(f"{progress['tokens_per_second']:,.0f} tokens/s")
-        if progress["eta"] is not None:
-            minutes, seconds = divmod(round(progress["eta"]), 60)
+        if self._position["tokens_per_second"]:
+            parts.append(f"{self._position['tokens_per_second']:,.0f} tokens/s")
+        if self._position["eta"] is not None:
+            minutes, seconds = divmod(round(self._position["eta"]), 60)
             parts.append(f"{minutes}:{seconds:02d} left")
         return "  ".join(parts)
 
 
-def _memory_line(row: Json) -> str:
-    parts = [f"{name} {size(sum(row['memory'][name]['peak'].values()))}" for name in SHOWN]
+def memory_line(row: Json) -> str:
+    """A rank's peak by category."""
+    parts = [f"{name} {size(peak(row, name))}" for name in CATEGORIES if name in row["memory"]]
     return ", ".join([*parts, f"resident {size(row['resident_peak'])}"])
+
+
+def peak(row: Json, category: str) -> int:
+    """Bytes that a rank held at most of one category, over all tiers."""
+    return sum(row["memory"][category]["peak"].values())
