@@ -37,7 +37,7 @@ class Start(_Line):
     world_size: Count
     examples: Count
     parameters: Count
-    model_state_bytes: Count
+    model_state_bytes: dict[Text, Count]
     device: Text
 
 

@@ -52,7 +52,7 @@ class ScriptedRank:
             world_size=int(os.environ["WORLD_SIZE"]),
             examples=100,
             parameters=1000,
-            model_state_bytes=16000,
+            model_state_bytes={"parameters": 4000, "gradients": 4000, "optimizer": 8000},
             device="cpu",
         )
         self.event(kind="phase", phase="training")
