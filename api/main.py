@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from api import document, errors
 from api.routes import files, health, jobs, models, reports
 from api.schemas.errors import ErrorBody
-from api.transport import BodyLimit, RequestId
+from api.transport import RequestId, SizeLimit
 from jobs.settings import settings
 
 
@@ -34,7 +34,7 @@ def create_app() -> FastAPI:
     errors.install(app)
     for routes in (files, jobs, reports, models, health):
         app.include_router(routes.router)
-    app.add_middleware(BodyLimit, upload_limit=lambda: settings().max_upload_bytes)
+    app.add_middleware(SizeLimit, upload_limit=lambda: settings().max_upload_bytes)
     app.add_middleware(RequestId)
     return app
 

@@ -1,4 +1,4 @@
-"""What every request passes before a route sees it: an id, and a limit on its body."""
+"""What every request passes before a route sees it: an id, and limits on its size."""
 
 import json
 import uuid
@@ -9,8 +9,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 JSON_LIMIT = 2**20
 """Bytes of a body that is not an upload."""
 
+HEADER_LIMIT = 2**16
+"""Bytes of all headers together."""
+
 UPLOAD_SLACK = 2**20
 """Bytes that a multipart body may have beside its file."""
+
+
+NOSNIFF = (b"x-content-type-options", b"nosniff")
+"""Files and logs hold what others wrote: no browser may take them for a page."""
 
 
 class RequestId:
@@ -28,14 +35,18 @@ class RequestId:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", request_id.encode()),
+                    NOSNIFF,
+                ]
             await send(message)
 
         await self._app(scope, receive, send_with_id)
 
 
-class BodyLimit:
-    """Ends a request whose body is too large while it comes in, before any of it is stored."""
+class SizeLimit:
+    """Ends a request that is too large while it comes in, before any of it is stored."""
 
     def __init__(self, app: ASGIApp, upload_limit: Callable[[], int]) -> None:
         self._app = app
@@ -47,6 +58,9 @@ class BodyLimit:
             return
         is_upload = (scope["method"], scope["path"]) == ("POST", "/v1/files")
         limit = self._upload_limit() + UPLOAD_SLACK if is_upload else JSON_LIMIT
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_LIMIT:
+            await _refuse(send, 431, f"The headers are larger than {HEADER_LIMIT:,} bytes together.")
+            return
         received = 0
         answered = False
 
@@ -69,7 +83,8 @@ class BodyLimit:
             await self._app(scope, receive_limited, send_noting)
         except _TooLarge:
             if not answered:
-                await _refuse(send, limit)
+                message = f"The body is larger than {limit:,} bytes, the most that is taken here."
+                await _refuse(send, 413, message)
 
 
 class _TooLarge(BaseException):
@@ -83,13 +98,9 @@ def _declared_length(scope: Scope) -> int:
     return 0
 
 
-async def _refuse(send: Send, limit: int) -> None:
-    error = {
-        "message": f"The request's body is larger than {limit:,} bytes, the most that is taken here.",
-        "type": "invalid_request_error",
-        "param": None,
-        "code": "too_large",
-    }
+async def _refuse(send: Send, status: int, message: str) -> None:
+    """Outside of every other part, so it answers by itself; the rest of the request is not read."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": "too_large"}
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps({"error": error}).encode()})

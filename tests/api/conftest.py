@@ -158,7 +158,7 @@ def running(settings: Settings) -> Iterator[Server]:
         "SHARDYARD_MAX_UPLOAD_BYTES": str(settings.max_upload_bytes),
     }
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    log = settings.data_dir / "api.log"
+    log = settings.data_dir / f"api-{port}.log"
     command = [sys.executable, "-m", "uvicorn", "api.main:app", "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)

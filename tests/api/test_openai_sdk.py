@@ -136,7 +136,10 @@ def test_events_and_checkpoints_are_paged_over_three_pages(
     assert events[0].id.startswith("ftevent-")
     assert events[0].data == {"step": 7}
     checkpoints = openai.fine_tuning.jobs.checkpoints.list(job.id, limit=3)
-    assert (checkpoints.first_id, checkpoints.last_id) == (checkpoints.data[0].id, checkpoints.data[-1].id)
+    assert checkpoints.model_extra == {"object": "list"} | {
+        "first_id": checkpoints.data[0].id,
+        "last_id": checkpoints.data[-1].id,
+    }
     found = list(checkpoints)
     assert [checkpoint.step_number for checkpoint in found] == [7, 6, 5, 4, 3, 2, 1]
     assert found[5].metrics.train_loss == 0.5
@@ -154,8 +157,7 @@ def test_the_results_of_a_job_are_read_plain_and_in_base64(
         session.flush()
         job.result_file = write_results(session, server.settings, job)
         job.state = State.SUCCEEDED
-    job = openai.fine_tuning.jobs.retrieve(job_id)
-    (file_id,) = job.result_files
+    (file_id,) = openai.fine_tuning.jobs.retrieve(job_id).result_files
     assert openai.files.retrieve(file_id).purpose == "fine-tune-results"
     plain = openai.files.content(file_id)
     assert plain.text.splitlines()[:2] == [",".join(COLUMNS), "1,1.0,,,"]
@@ -166,7 +168,8 @@ def test_the_results_of_a_job_are_read_plain_and_in_base64(
 def test_a_waiting_job_is_paused_resumed_and_cancelled_at_once(openai: OpenAI, training_file: str) -> None:
     jobs = openai.fine_tuning.jobs
     job_id = jobs.create(model="tiny", training_file=training_file).id
-    assert jobs.pause(job_id).status == "paused"
+    paused: str = jobs.pause(job_id).status
+    assert paused == "paused"
     assert jobs.resume(job_id).status == "queued"
     cancelled = jobs.cancel(job_id)
     assert cancelled.status == "cancelled"
