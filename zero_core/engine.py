@@ -88,6 +88,8 @@ class ZeroEngine:
 
         parts = partition(model, config.unit_classes)
         self.communicator.check_same(_digest(parts), "names, shapes or order of parameters")
+        if not any(parameter.requires_grad for part in parts for _, parameter in part.parameters):
+            raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
         self.units = [self._build_unit(part) for part in parts]
         for buffer in model.buffers():
             self.communicator.broadcast(buffer)
@@ -200,11 +202,10 @@ class ZeroEngine:
         Each rank adds the squares of its own shard, at every stage, so all see one and the same norm.
         """
         flats = self._trainable_flats()
-        squares = torch.zeros((), dtype=torch.float64)
-        for flat in flats:
-            squares += self._own_part(flat).float().square().sum(dtype=torch.float64).cpu()
-        own = torch.tensor([self._weight, squares, *(used for flat in flats for used in flat.used)])
-        agreed = self.communicator.agree(own.to(torch.float64))
+        norms = [torch.linalg.vector_norm(self._own_part(flat), dtype=torch.float32) for flat in flats]
+        squares = torch.stack(norms).double().square().sum().item()
+        used = [used for flat in flats for used in flat.used]
+        agreed = self.communicator.agree(torch.tensor([self._weight, squares, *used], dtype=torch.float64))
         return agreed[0].item(), agreed[1].sqrt().item(), [bool(u) for u in agreed[2:]]
 
     def _own_part(self, flat: FlatParameter) -> Tensor:
