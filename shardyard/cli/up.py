@@ -1,5 +1,6 @@
 """``shardyard up``: the embedded stack, until it is told to stop."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,10 @@ def up(
 ) -> None:
     """Run the whole service on this machine: database, broker, API and worker."""
     stack = Stack(data or data_dir(), host, port, say=lambda line: console.print(line, style="dim"))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # nohup ignores SIGHUP, and means it.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, stack.request_stop)
     with stack:
         console.print(f"Shardyard is at {stack.url}", style="bold", highlight=False)
         console.print(f"The API key is in {stack.client_file}; logs are in {stack.data_dir / 'log'}.")

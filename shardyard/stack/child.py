@@ -1,41 +1,60 @@
 """A process of the stack: its log, its end with ours, its restart when it dies."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from shardyard.stack.errors import StackError
 
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
-"""Seconds between restarts: doubled each time, until the child has lived for as long again."""
+"""Seconds from a death to the restart: doubled each time, until a child has lived for the longest."""
 
 TAIL_BYTES = 4000
 
 
-class Child:
-    """``python -m zero_core.parent_death`` makes the kernel end the child when this process ends."""
+def bound(command: list[str]) -> list[str]:
+    """The same command, which the kernel ends when this process ends, however that happens."""
+    return [sys.executable, "-m", "zero_core.parent_death", str(os.getpid()), *command]
 
-    def __init__(self, name: str, command: list[str], environment: dict[str, str], log_dir: Path) -> None:
+
+class Child:
+    """``options`` go to ``subprocess.Popen``; ``stop_signal`` asks the program for a clean end."""
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        environment: dict[str, str],
+        log_dir: Path,
+        *,
+        options: dict[str, Any] | None = None,
+        stop_signal: signal.Signals = signal.SIGTERM,
+    ) -> None:
         self.name = name
         self.log = log_dir / f"{name}.log"
-        self._command = [sys.executable, "-m", "zero_core.parent_death", str(os.getpid()), *command]
+        self._command = command
         self._environment = environment
+        self._options = options or {}
+        self._stop_signal = stop_signal
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
+        self._died: float | None = None
         self._pause = FIRST_PAUSE
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
 
     def start(self) -> None:
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command,
+                **self._options,
                 env=self._environment,
+                # Python puts the directory it starts in before its packages: a user's own api/ or jobs/
+                # must not take the place of ours.
+                cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -43,6 +62,7 @@ class Child:
                 process_group=0,
             )
         self._started = time.monotonic()
+        self._died = None
 
     def check_alive(self) -> None:
         """Raise StackError, with the end of its log, where the child has ended."""
@@ -56,17 +76,21 @@ class Child:
         """True if it had died and was started again; a child that keeps dying is restarted ever later."""
         if self._process is None or self._process.poll() is None:
             return False
-        lived = time.monotonic() - self._started
-        if lived < self._pause:
+        now = time.monotonic()
+        if self._died is None:
+            self._died = now
+            if now - self._started > LONGEST_PAUSE:
+                self._pause = FIRST_PAUSE
+        if now - self._died < self._pause:
             return False
-        self._pause = FIRST_PAUSE if lived > LONGEST_PAUSE else min(2 * self._pause, LONGEST_PAUSE)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self.start()
         return True
 
     def stop(self, seconds: float = 10.0) -> None:
         if self._process is None:
             return
-        self._process.terminate()
+        self._process.send_signal(self._stop_signal)
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:

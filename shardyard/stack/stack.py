@@ -1,7 +1,6 @@
 """The stack as a whole: start in order, watch, stop in the opposite order."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from types import TracebackType
 import httpx
 
 from shardyard.stack.broker import Broker
-from shardyard.stack.child import Child
+from shardyard.stack.child import Child, bound
 from shardyard.stack.errors import StackError
 from shardyard.stack.lock import DataLock
 from shardyard.stack.postgres import Postgres
@@ -39,14 +38,14 @@ class Stack:
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.data_dir = data_dir.resolve()
-        self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        self.url = f"http://{_reached_at(host)}:{port}"
         self._host = host
         self._port = port
         self._say = say
         self._lock = DataLock(self.data_dir)
-        self._postgres = Postgres(self.data_dir / "postgres")
+        self._postgres: Postgres | None = None
         self._children: list[Child] = []
-        self._stopping = False
+        self._stop_requested = False
 
     @property
     def client_file(self) -> Path:
@@ -84,8 +83,11 @@ class Stack:
         """PostgreSQL and the broker, each unless the environment names one; the service's environment."""
         environment = {**os.environ, "SHARDYARD_DATA_DIR": str(self.data_dir)}
         if "DATABASE_URL" not in environment:
-            environment["DATABASE_URL"] = self._postgres.start()
-            self._say("PostgreSQL is up")
+            self._postgres = Postgres(self.data_dir / "postgres", environment, self._log_dir)
+            for folder in self._postgres.prepare():
+                self._say(f"{folder} lets other accounts pass now: PostgreSQL does not run as root")
+            self._start_child(self._postgres.child, self._postgres.answers)
+            environment["DATABASE_URL"] = self._postgres.url
         if "REDIS_URL" not in environment:
             broker = Broker(self.data_dir / "broker", environment, self._log_dir)
             self._start_child(broker.child, broker.answers)
@@ -96,7 +98,7 @@ class Stack:
         command = [sys.executable, "-m", "jobs.bootstrap"]
         options = ["--client-file", str(self.client_file), "--url", self.url]
         done = subprocess.run(
-            [*command, *options], env=environment, capture_output=True, text=True, check=False
+            [*command, *options], env=environment, cwd="/", capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise StackError(f"The database could not be prepared:\n{done.stderr[-2000:]}")
@@ -104,9 +106,9 @@ class Stack:
     def _start_service(self, environment: dict[str, str]) -> None:
         address = ["--host", self._host, "--port", str(self._port)]
         api = [sys.executable, "-m", "uvicorn", "api.main:app", *address, "--no-access-log"]
-        self._start_child(Child("api", api, environment, self._log_dir), self._answers)
+        self._start_child(Child("api", bound(api), environment, self._log_dir), self._answers)
         worker = [sys.executable, "-m", "worker"]
-        self._start_child(Child("worker", worker, environment, self._log_dir), lambda: True)
+        self._start_child(Child("worker", bound(worker), environment, self._log_dir), lambda: True)
 
     def _start_child(self, child: Child, answers: Callable[[], bool]) -> None:
         child.start()
@@ -114,6 +116,8 @@ class Stack:
         deadline = time.monotonic() + START_SECONDS
         while not answers():
             child.check_alive()
+            if self._stop_requested:
+                raise StackError(f"Stopped while {child.name} was starting.")
             if time.monotonic() > deadline:
                 raise StackError(f"{child.name} did not answer in {START_SECONDS:.0f} s; see {child.log}")
             time.sleep(0.05)
@@ -128,23 +132,24 @@ class Stack:
     # Run and stop.
 
     def wait(self) -> None:
-        """Until SIGINT or SIGTERM; children that die meanwhile are started again."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
-        while not self._stopping:
+        """Until ``request_stop``; children that die meanwhile are started again."""
+        while not self._stop_requested:
             for child in self._children:
                 if child.restart_if_dead():
                     self._say(f"{child.name} had died and was started again; see {child.log}")
             time.sleep(WATCH_SECONDS)
 
-    def _on_signal(self, *_: object) -> None:
-        self._stopping = True
+    def request_stop(self, *_: object) -> None:
+        """A signal handler: ends ``wait``, or a ``start`` that still waits for a part."""
+        self._stop_requested = True
 
     def stop(self) -> None:
         """The worker first, so that nothing new starts; the database last."""
         while self._children:
             self._children.pop().stop()
-        self._postgres.stop()
+        if self._postgres is not None:
+            self._postgres.clean_up()
+            self._postgres = None
         self._lock.release()
 
     def __enter__(self) -> "Stack":
@@ -158,6 +163,12 @@ class Stack:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _reached_at(host: str) -> str:
+    """Where a client on this machine finds a server that listens at ``host``."""
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{here}]" if ":" in here else here
 
 
 def _check_port(host: str, port: int) -> None:

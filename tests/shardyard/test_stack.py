@@ -1,5 +1,6 @@
 """The embedded stack on a directory of its own: refusals before anything starts, and what survives."""
 
+import contextlib
 import json
 import os
 import signal
@@ -20,6 +21,8 @@ from shardyard.stack.lock import running_stack
 from shardyard.stack.stack import Stack
 
 DEADLINE_SECONDS = 60.0
+PARTS = {"api.main:app": "api", "-m worker": "worker", "-server": "broker", "bin/postgres": "postgres"}
+"""Each part's name, by what only its command line has."""
 
 
 def eventually(condition: Callable[[], object], what: str) -> None:
@@ -61,12 +64,12 @@ class Up:
             return False
 
     def children(self) -> dict[str, psutil.Process]:
-        """The stack's Python and broker processes by what they run."""
-        named = {"api.main:app": "api", "worker": "worker", "broker.conf": "broker"}
+        """The stack's processes by what they run."""
         found = {}
         for child in psutil.Process(self.process.pid).children():
-            last = " ".join(child.cmdline())
-            found |= {name: child for part, name in named.items() if part in last}
+            with contextlib.suppress(psutil.NoSuchProcess):
+                line = " ".join(child.cmdline())
+                found |= {name: child for part, name in PARTS.items() if part in line}
         return found
 
     def end(self, number: signal.Signals) -> int:
@@ -76,7 +79,8 @@ class Up:
 
 @pytest.fixture
 def data_dir(short_tmp_path: Path) -> Path:
-    return short_tmp_path / "data"
+    """With what a shell, an address or a configuration file could trip over."""
+    return short_tmp_path / "my data, 100% & more"
 
 
 @pytest.fixture
@@ -118,16 +122,21 @@ def test_a_restart_keeps_the_key_and_the_data_whatever_ended_the_stack(data_dir:
 
     up = Up(data_dir, port)
     children = up.children()
-    assert set(children) == {"api", "worker", "broker"}
+    assert set(children) == set(PARTS.values())
     up.end(signal.SIGKILL)
+    postgres = children.pop("postgres")
     for name, child in children.items():
         eventually(lambda child=child: not child.is_running(), f"{name} ends with the stack")
+    assert postgres.is_running(), "attempts go on"
 
     up = Up(data_dir, port)
     assert json.loads(client_file.read_text()) == first
     headers = {"Authorization": f"Bearer {first['api_key']}"}
     assert httpx.get(f"{up.url}/v1/models", headers=headers, timeout=10).status_code == 200
+    assert not postgres.is_running()
+    children = up.children()
     assert up.end(signal.SIGINT) == 0
+    assert [name for name, child in children.items() if child.is_running()] == []
 
 
 def test_a_part_that_dies_is_started_again(data_dir: Path) -> None:
