@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from shardyard.errors import Refused, ShardyardError, Unreachable
@@ -35,13 +35,12 @@ def print_line(text: str, style: str = "") -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Cells are text as it is: what users named things must not become markup. Ids are never cut."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
-    console.print(table, width=max(console.width, _natural_width(table)), soft_wrap=True)
+    """Cells are text as it is: what users named things must not become markup. Nothing is cut or wrapped."""
+    body = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(columns, *body, strict=True)]
+    for number, row in enumerate([list(columns), *body]):
+        padded = (set_cell_size(cell, width) for cell, width in zip(row, widths, strict=True))
+        print_line("  ".join(padded).rstrip(), style="" if number else "bold")
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:
@@ -72,7 +71,3 @@ def size(nbytes: float | None) -> str:
 
 def moment(seconds: int | None) -> str:
     return "-" if seconds is None else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _natural_width(table: Table) -> int:
-    return console.measure(table, options=console.options.update(max_width=10_000)).maximum
