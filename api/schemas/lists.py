@@ -17,9 +17,9 @@ Seconds = Annotated[int, BeforeValidator(_seconds)]
 
 
 class Shape(BaseModel):
-    """Made from keywords or from a row's attributes; a number that is not finite is written as null."""
+    """Made from keywords or from a row's attributes; pydantic writes a number that is not finite as null."""
 
-    model_config = ConfigDict(from_attributes=True, frozen=True, ser_json_inf_nan="null")
+    model_config = ConfigDict(from_attributes=True, frozen=True)
 
 
 Item = TypeVar("Item")
