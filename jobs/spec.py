@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
-from jobs.errors import InvalidRequest, Unprocessable
+from jobs.errors import InvalidRequest, ShardyardError, Unprocessable
 from zero_core.config import TrainConfig
 
 BRANCHES = ("constrained-", "function-", "int", "float")
@@ -160,7 +160,7 @@ def _refuse_other_methods(method: Any) -> None:
         )
 
 
-def _first_problem(error: ValidationError) -> InvalidRequest:
+def _first_problem(error: ValidationError) -> ShardyardError:
     """Pydantic's first error in our words; a union's branches are folded into the field they are about."""
     problem = error.errors()[0]
     parts = [str(part) for part in problem["loc"] if part != "literal['auto']"]
@@ -182,7 +182,7 @@ def _siblings(path: list[str]) -> list[str]:
     return list(model.model_fields)
 
 
-def _unknown(path: str, name: str, allowed: list[str]) -> InvalidRequest:
+def _unknown(path: str, name: str, allowed: list[str]) -> Unprocessable:
     close = difflib.get_close_matches(name, allowed, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(allowed))}"
-    return InvalidRequest(f"{path}: there is no such field; {hint}", param=path, code="unknown_parameter")
+    return Unprocessable(f"{path}: there is no such field; {hint}", param=path, code="unknown_parameter")

@@ -28,6 +28,7 @@ from zero_core.collectives import Communicator, Handle
 from zero_core.config import AdamWConfig, Precision, ZeroConfig
 from zero_core.flat_parameter import FlatParameter
 from zero_core.memory import Footprint, Ledger, Usage, footprint, reset_peak, resident
+from zero_core.norm import square_sum
 from zero_core.optimizer import ShardedOptimizer
 from zero_core.partition import Part, partition
 from zero_core.placement import Placement
@@ -202,8 +203,7 @@ class ZeroEngine:
         Each rank adds the squares of its own shard, at every stage, so all see one and the same norm.
         """
         flats = self._trainable_flats()
-        norms = [torch.linalg.vector_norm(self._own_part(flat), dtype=torch.float32) for flat in flats]
-        squares = torch.stack(norms).double().square().sum().item()
+        squares = torch.stack([square_sum(self._own_part(flat)) for flat in flats]).sum().item()
         used = [used for flat in flats for used in flat.used]
         agreed = self.communicator.agree(torch.tensor([self._weight, squares, *used], dtype=torch.float64))
         return agreed[0].item(), agreed[1].sqrt().item(), [bool(u) for u in agreed[2:]]
