@@ -40,7 +40,9 @@ class StoredUpload:
     purpose: str
     bytes: int
     sha256: str
-    error: str | None
+    examples: int | None = None
+    """Good lines, where it is a training file."""
+    error: str | None = None
     """Why the file can't be trained on; the upload itself succeeds, as OpenAI's does."""
 
 
@@ -64,7 +66,7 @@ def store_upload(settings: Settings, source: BinaryIO, filename: str, purpose: s
         report = validate_file(path)
         _publish(path, file_path(settings, file_id))
     error = report.summary if report.error_count else None
-    return StoredUpload(file_id, filename, purpose, size, digest, error)
+    return StoredUpload(file_id, filename, purpose, size, digest, report.examples, error)
 
 
 def store_produced(settings: Settings, content: bytes, filename: str, purpose: str) -> StoredUpload:
@@ -72,7 +74,7 @@ def store_produced(settings: Settings, content: bytes, filename: str, purpose: s
     with _aside(settings) as (file_id, path):
         path.write_bytes(content)
         _publish(path, file_path(settings, file_id))
-    return StoredUpload(file_id, filename, purpose, len(content), hashlib.sha256(content).hexdigest(), None)
+    return StoredUpload(file_id, filename, purpose, len(content), hashlib.sha256(content).hexdigest())
 
 
 @contextmanager
@@ -136,6 +138,7 @@ def record_file(session: Session, team_id: str, stored: StoredUpload) -> File:
         sha256=stored.sha256,
         status="error" if stored.error else "processed",
         status_details=stored.error,
+        examples=stored.examples,
     )
     session.add(file)
     session.flush()

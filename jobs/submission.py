@@ -17,7 +17,7 @@ from jobs.settings import Settings
 from jobs.spec import JobRequest, JobSpec, resolve
 from jobs.state import Reason, State
 from jobs.tables import Event, File, Host, Job, Outbox
-from zero_core.data.formats import validate_file
+from zero_core.data.formats import too_few
 from zero_core.planner import model_state_bytes
 
 REPEAT_WINDOW = timedelta(seconds=60)
@@ -80,10 +80,11 @@ def submit(
 def _earlier(
     session: Session, team_id: str, digest: str, idempotency_key: str | None, is_retry: bool
 ) -> Job | None:
-    """The job that this very request made before. One transaction at a time looks, for a team."""
+    """The job that this very request made before. A team's requests come in one at a time, so that a retry
+    also finds the job of a first try that has not committed yet."""
+    session.execute(text("SELECT pg_advisory_xact_lock(hashtext(:team))"), {"team": f"submit {team_id}"})
     if idempotency_key is None and not is_retry:
         return None
-    session.execute(text("SELECT pg_advisory_xact_lock(hashtext(:team))"), {"team": f"submit {team_id}"})
     query = select(Job).where(Job.team_id == team_id)
     if idempotency_key is None:
         query = query.where(Job.body_sha256 == digest, Job.created_at > func.now() - REPEAT_WINDOW)
@@ -177,8 +178,8 @@ def _bad_file(settings: Settings, training: File, validation: File | None) -> tu
         if file is None:
             continue
         problem = file.status_details
-        if problem is None:
-            problem = validate_file(file_path(settings, file.id), least).summary or None
+        if problem is None and file.examples is not None and file.examples < least:
+            problem = str(too_few(file.examples, least))
         if problem is not None:
             return reason, f"{param} {file.id}: {problem}", param
     return None

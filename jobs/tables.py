@@ -55,6 +55,8 @@ class File(Table):
     sha256: Mapped[str]
     status: Mapped[str] = mapped_column(server_default="processed")
     status_details: Mapped[str | None]
+    examples: Mapped[int | None]
+    """Good lines of a training file, counted at its upload."""
     created_at: Mapped[datetime] = _now()
     expires_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]

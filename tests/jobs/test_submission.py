@@ -1,6 +1,7 @@
 """The one door: what is accepted is there with its event and its wake message, or not at all."""
 
 import io
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,22 @@ def test_a_clients_own_retry_is_the_same_job_and_a_new_request_is_not(
     assert not again.created
     assert post(database, settings, team, training_file).created
     assert post(database, settings, team, training_file, is_retry=True, seed=7).created
+
+
+def test_a_retry_waits_for_a_first_try_that_has_not_committed(
+    database: Sessions, settings: Settings, team: str, training_file: str
+) -> None:
+    request = parse_request({"model": "tiny", "training_file": training_file})
+    with ThreadPoolExecutor(1) as thread, database.begin() as session:
+        first = submit(session, settings, team, request)
+        retry = thread.submit(post, database, settings, team, training_file, is_retry=True)
+        waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        deadline = time.monotonic() + 30
+        while not session.scalar(waiting):
+            assert time.monotonic() < deadline
+            assert not retry.done()
+        session.commit()
+        assert retry.result(timeout=30).job.id == first.job.id
 
 
 def test_a_queued_job_is_cancelled_paused_and_resumed_at_once(
