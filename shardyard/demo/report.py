@@ -44,7 +44,8 @@ def report(outcome: Outcome, url: str, data_dir: Path) -> None:
     _memory_table(outcome.memory)
     formula = (outcome.job["plan"] or {}).get("model_state_bytes")
     if formula is not None:
-        print_line(f"ZeRO's formula for parameters + gradients + optimizer: {size(formula)} on each rank")
+        parts = ", ".join(f"{category} {size(nbytes)}" for category, nbytes in sorted(formula.items()))
+        print_line(f"By ZeRO's formula, between steps: {parts}", style="dim")
     _heading("Where things are")
     print_fields(
         [

@@ -40,16 +40,13 @@ def run_demo(data_dir: Path, port: int) -> None:
         question = validation[0]
         with console.status("Asking the base model"):
             answer_before = ask(base, question.question)
-        job = _unfinished_job(client) or _submit(client, data_dir, train, validation)
+        job = _unfinished_job(client) or submit(client, data_dir, train, validation)
         print_line(f"Job {job['id']}: {len(train)} examples, ZeRO stage {TRAINING['zero_stage']}")
         job = watch_job(client, job["id"])
+        require_success(job)
         outcome = _outcome(client, job, question, answer_before)
         report(outcome, client.url, data_dir)
-    if outcome.loss_after >= outcome.loss_before:
-        raise DemoFailed(
-            f"the validation loss did not fall: {outcome.loss_before:.4f} before, "
-            f"{outcome.loss_after:.4f} after"
-        )
+    require_fall(outcome)
 
 
 def _base_model(client: Shardyard, data_dir: Path) -> Path:
@@ -65,14 +62,14 @@ def _unfinished_job(client: Shardyard) -> Json | None:
     return next((job for job in client.jobs.list(MARK) if job["status"] not in TERMINAL), None)
 
 
-def _submit(client: Shardyard, data_dir: Path, train: list[Example], validation: list[Example]) -> Json:
+def submit(client: Shardyard, data_dir: Path, train: list[Example], validation: list[Example]) -> Json:
     directory = data_dir / "demo"
     directory.mkdir(exist_ok=True)
     files: dict[str, str] = {}
     for name, examples in (("training_file", train), ("validation_file", validation)):
         path = directory / f"{name}.jsonl"
         write_examples(path, examples)
-        files[name] = _uploaded(client, path)
+        files[name] = uploaded(client, path)
     fields: Json = {**files, "model": NAME, "suffix": "demo", "metadata": MARK, "training": TRAINING}
     try:
         return client.jobs.submit(**fields, resources={"gpus": RANKS})
@@ -83,7 +80,7 @@ def _submit(client: Shardyard, data_dir: Path, train: list[Example], validation:
         return client.jobs.submit(**fields, resources={"gpus": 1})
 
 
-def _uploaded(client: Shardyard, path: Path) -> str:
+def uploaded(client: Shardyard, path: Path) -> str:
     """The id of a file with this content; uploaded only if the server has none."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     known = (file for file in client.files.list() if file["sha256"] == digest)
@@ -92,11 +89,6 @@ def _uploaded(client: Shardyard, path: Path) -> str:
 
 
 def _outcome(client: Shardyard, job: Json, question: Example, answer_before: str) -> Outcome:
-    if job["status"] != "succeeded":
-        reason = (job["error"] or {}).get("message") or job["reason"]
-        raise JobFailed(
-            f"{job['id']} {job['status']}: {reason}. `shardyard jobs logs {job['id']}` has what it printed"
-        )
     telemetry = client.jobs.telemetry(job["id"])
     losses = [row["valid_loss"] for row in telemetry["metrics"] if row["valid_loss"] is not None]
     if len(losses) < 2:
@@ -117,3 +109,20 @@ def _outcome(client: Shardyard, job: Json, question: Example, answer_before: str
         checkpoint=Path(next(client.jobs.checkpoints(job["id"]))["path"]),
         export=export,
     )
+
+
+def require_success(job: Json) -> None:
+    if job["status"] != "succeeded":
+        reason = (job["error"] or {}).get("message") or job["reason"]
+        raise JobFailed(
+            f"{job['id']} {job['status']}: {reason}. `shardyard jobs logs {job['id']}` has what it printed"
+        )
+
+
+def require_fall(outcome: Outcome) -> None:
+    # Not "rose or stayed": a loss that is no number has not fallen either.
+    if not outcome.loss_after < outcome.loss_before:
+        raise DemoFailed(
+            f"the validation loss did not fall: {outcome.loss_before:.4f} before, "
+            f"{outcome.loss_after:.4f} after"
+        )

@@ -74,7 +74,7 @@ def test_every_public_function_class_and_module_of_the_engine_says_what_it_is() 
     ] == []
 
 
-@pytest.mark.parametrize("module", ["api.main", "shardyard.cli", "jobs.submission", "zero_core.config"])
+@pytest.mark.parametrize("module", ["api.main", "shardyard.cli.app", "jobs.submission", "zero_core.config"])
 def test_processes_that_keep_records_load_no_torch(module: str, environment: dict[str, str]) -> None:
     program = (
         f"import {module}, sys; "

@@ -1,0 +1,109 @@
+"""The demo's recipe against the real service, with a tiny model in place of the one it converts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from shardyard.client import Shardyard
+from shardyard.demo import report, run
+from shardyard.demo.report import Outcome
+from shardyard.demo.run import require_fall, run_demo
+from shardyard.errors import DemoFailed, JobFailed
+from shardyard.stack.stack import Stack
+
+TRAINING = run.TRAINING | {"max_length": 512, "learning_rate": 0.01}
+
+
+@pytest.fixture
+def _tiny(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:
+    monkeypatch.setattr(run, "NAME", "demo-model")
+    monkeypatch.setattr(run, "convert", lambda models_dir: tiny_model)
+    monkeypatch.setattr(run, "TRAIN_EXAMPLES", 32)
+    monkeypatch.setattr(run, "VALIDATION_EXAMPLES", 10)
+    monkeypatch.setattr(run, "TRAINING", TRAINING)
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_the_demo_on_a_service_that_runs_already(
+    stack: Stack, client: Shardyard, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_demo(stack.data_dir, stack_port(stack))
+    shown = capsys.readouterr().out
+    job = next(client.jobs.list(run.MARK))
+    assert job["status"] == "succeeded"
+    assert job["resources"] == {"gpus": 2}
+    for part in (
+        job["id"],
+        job["fine_tuned_model"],
+        "the documentation",
+        "RANK 0",
+        "RANK 1",
+        "optimizer",
+        str(stack.data_dir / "client.json"),
+        f"{stack.url}/v1/fine_tuning/jobs",
+    ):
+        assert part in shown
+    assert json.loads((stack.data_dir / "client.json").read_text())["api_key"] not in shown
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_an_interrupted_demo_goes_on_with_its_job(stack: Stack, client: Shardyard) -> None:
+    earlier = {job["id"] for job in client.jobs.list(run.MARK)}
+    train, validation = run.make_examples(32, 10)
+    client.models.add("demo-model", next(m["path"] for m in client.models.list() if m["id"] == "tiny"))
+    waiting = run.submit(client, stack.data_dir, train, validation)
+    run_demo(stack.data_dir, stack_port(stack))
+    assert {job["id"] for job in client.jobs.list(run.MARK)} - earlier == {waiting["id"]}
+
+
+def test_what_is_uploaded_already_is_not_uploaded_again(client: Shardyard, chat_file: Path) -> None:
+    first = run.uploaded(client, chat_file)
+    assert run.uploaded(client, chat_file) == first
+    chat_file.write_text(chat_file.read_text() * 2)
+    assert run.uploaded(client, chat_file) != first
+
+
+def test_a_loss_that_did_not_fall_is_a_failure() -> None:
+    require_fall(outcome(2.0, 1.9))
+    for after in (2.0, 2.1, float("nan")):
+        with pytest.raises(DemoFailed, match=r"did not fall: 2\.0000 before"):
+            require_fall(outcome(2.0, after))
+
+
+def test_a_job_that_failed_is_a_failure(client: Shardyard) -> None:
+    job = {"id": "ftjob-1", "status": "failed", "error": {"message": "out of memory"}, "reason": "oom"}
+    with pytest.raises(JobFailed, match="ftjob-1 failed: out of memory"):
+        run.require_success(job)
+
+
+def test_what_models_say_is_shown_as_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    console = Console(record=True, width=100)
+    monkeypatch.setattr(report, "console", console)
+    report.report(outcome(2.0, 1.0, answer="[red]not markup[/]"), "http://127.0.0.1:1", tmp_path)
+    assert "[red]not markup[/]" in console.export_text()
+
+
+def outcome(before: float, after: float, answer: str = "It adds.") -> Outcome:
+    usage = {"current": {"device": 8}, "peak": {"device": 16}}
+    memory: list[dict[str, Any]] = [
+        {"rank": rank, "step": 1, "memory": {"parameters": usage}, "resident_peak": 2**20} for rank in (0, 1)
+    ]
+    return Outcome(
+        job={"id": "ftjob-1", "plan": None, "fine_tuned_model": "ft:m"},
+        loss_before=before,
+        loss_after=after,
+        memory=memory,
+        prompt="What does it do?",
+        expected="It adds numbers.",
+        answer_before="I don't know.",
+        answer_after=answer,
+        checkpoint=Path("step-1"),
+        export=Path("export"),
+    )
+
+
+def stack_port(stack: Stack) -> int:
+    return int(stack.url.rpartition(":")[2])
