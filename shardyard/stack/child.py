@@ -12,7 +12,7 @@ from shardyard.stack.errors import StackError
 
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
-"""Seconds from a death to the restart: doubled each time, until a child has lived for the longest."""
+"""Bounds of the pause, in seconds, from a death to the restart."""
 
 TAIL_BYTES = 4000
 
@@ -20,6 +20,19 @@ TAIL_BYTES = 4000
 def bound(command: list[str]) -> list[str]:
     """The same command, which the kernel ends when this process ends, however that happens."""
     return [sys.executable, "-m", "zero_core.parent_death", str(os.getpid()), *command]
+
+
+class Backoff:
+    """The pause doubles with each death, until a child has lived for longer than the longest."""
+
+    def __init__(self) -> None:
+        self._pause = FIRST_PAUSE
+
+    def after(self, lived: float) -> float:
+        """Seconds to wait before the restart of a child that lived for so many."""
+        pause = FIRST_PAUSE if lived > LONGEST_PAUSE else self._pause
+        self._pause = min(2 * pause, LONGEST_PAUSE)
+        return pause
 
 
 class Child:
@@ -43,8 +56,8 @@ class Child:
         self._stop_signal = stop_signal
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
-        self._died: float | None = None
-        self._pause = FIRST_PAUSE
+        self._restart_at: float | None = None
+        self._backoff = Backoff()
 
     def start(self) -> None:
         with self.log.open("ab") as output:
@@ -62,7 +75,7 @@ class Child:
                 process_group=0,
             )
         self._started = time.monotonic()
-        self._died = None
+        self._restart_at = None
 
     def check_alive(self) -> None:
         """Raise StackError, with the end of its log, where the child has ended."""
@@ -77,13 +90,10 @@ class Child:
         if self._process is None or self._process.poll() is None:
             return False
         now = time.monotonic()
-        if self._died is None:
-            self._died = now
-            if now - self._started > LONGEST_PAUSE:
-                self._pause = FIRST_PAUSE
-        if now - self._died < self._pause:
+        if self._restart_at is None:
+            self._restart_at = now + self._backoff.after(now - self._started)
+        if now < self._restart_at:
             return False
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self.start()
         return True
 

@@ -68,7 +68,7 @@ class Stack:
 
     def _make_data_dir(self) -> None:
         try:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._log_dir.mkdir(exist_ok=True)
         except OSError as error:
             raise StackError(
