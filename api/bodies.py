@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 
 from api.access import Admin, Member
-from jobs.errors import InvalidRequest, StorageFull
+from jobs.errors import InvalidRequest, StorageFull, Unprocessable
 
 UPLOAD_FIELDS = ("file", "purpose")
 
@@ -73,7 +73,7 @@ MemberUpload = Annotated[Upload, Depends(_upload, scope="function")]
 def _checked_form(form: FormData) -> Upload:
     for name in form:
         if name not in UPLOAD_FIELDS:
-            raise InvalidRequest(
+            raise Unprocessable(
                 f"{name}: there is no such field; send file and purpose", param=name, code="unknown_parameter"
             )
     file, purpose = form.get("file"), form.get("purpose")

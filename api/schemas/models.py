@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from api.schemas.lists import JsonObject, Seconds, Shape
-from jobs.errors import InvalidRequest
+from jobs.errors import InvalidRequest, Unprocessable
 from jobs.tables import Model
 
 
@@ -23,6 +23,10 @@ def parse_new_model(body: JsonObject) -> NewModel:
     except ValidationError as error:
         problem = error.errors()[0]
         param = str(problem["loc"][0])
+        if problem["type"] == "extra_forbidden":
+            raise Unprocessable(
+                f"{param}: there is no such field; send id and path", param=param, code="unknown_parameter"
+            ) from error
         raise InvalidRequest(f"{param}: {problem['msg']}; send id and path", param=param) from error
 
 

@@ -169,10 +169,14 @@ def test_another_team_gets_the_404_of_a_missing_id_with_every_verb(
 def test_what_the_server_decides_is_no_field_of_a_request(
     http: httpx.Client, training_file: str, field: str
 ) -> None:
-    body = {"model": "tiny", "training_file": training_file, field: "x"}
-    answer = http.post("/v1/fine_tuning/jobs", json=body)
-    assert answer.status_code in (400, 422)
-    assert (error_of(answer)["param"], error_of(answer)["code"]) == (field, "unknown_parameter")
+    answers = [
+        http.post("/v1/fine_tuning/jobs", json={"model": "tiny", "training_file": training_file, field: "x"}),
+        http.post("/v1/models", json={"id": "other", "path": "/models/other", field: "x"}),
+        http.post("/v1/files", files={"file": b"{}"}, data={"purpose": "fine-tune", field: "x"}),
+    ]
+    for answer in answers:
+        assert answer.status_code == 422, answer.text
+        assert (error_of(answer)["param"], error_of(answer)["code"]) == (field, "unknown_parameter")
 
 
 def test_no_key_is_in_the_log_or_the_database(server: Server, team: TeamOfTest) -> None:

@@ -218,7 +218,7 @@ def test_each_refusal_is_the_sdk_error_of_its_kind(
     with pytest.raises(sdk.NotFoundError) as file:
         jobs.create(model="tiny", training_file="file-none")
     assert file.value.param == "training_file"
-    with pytest.raises(sdk.BadRequestError) as unknown:
+    with pytest.raises(sdk.UnprocessableEntityError) as unknown:
         jobs.create(model="tiny", training_file=training_file, extra_body={"traning": {}})
     assert "'training'" in unknown.value.message
     with pytest.raises(sdk.UnprocessableEntityError) as method:
