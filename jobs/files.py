@@ -168,8 +168,9 @@ def list_files(
     return page(session, query, keys, after=after, limit=limit, ascending=order == "asc")
 
 
-def delete_file(session: Session, settings: Settings, team_id: str, file_id: str) -> None:
-    """The row stays, for the jobs that name it; the bytes go."""
+def delete_file(session: Session, team_id: str, file_id: str) -> None:
+    """The row stays, for the jobs that name it; its bytes may go once this has committed."""
+    session.execute(select(File.id).where(File.id == file_id).with_for_update())
     file = get_file(session, team_id, file_id)
     user = session.scalar(
         select(Job.id).where(
@@ -182,4 +183,8 @@ def delete_file(session: Session, settings: Settings, team_id: str, file_id: str
         )
     file.deleted_at = func.now()
     session.flush()
+
+
+def remove_bytes(settings: Settings, file_id: str) -> None:
+    """Of a file whose deletion has committed."""
     file_path(settings, file_id).unlink(missing_ok=True)

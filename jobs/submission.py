@@ -100,6 +100,8 @@ def _earlier(
 
 
 def _training_file(session: Session, team_id: str, file_id: str, param: str) -> File:
+    # Held until the job is there: a deletion at this moment waits, and then finds the file in use.
+    session.execute(select(File.id).where(File.id == file_id).with_for_update(read=True))
     try:
         file = get_file(session, team_id, file_id, param)
     except NotFound as error:

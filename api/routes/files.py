@@ -67,7 +67,8 @@ def content(caller: Reader, file_id: str, encoding: Literal["base64"] | None = N
 @router.delete("/{file_id}")
 def delete(caller: Member, file_id: str) -> Deleted:
     with sessions().begin() as session:
-        files.delete_file(session, settings(), caller.team_id, file_id)
+        files.delete_file(session, caller.team_id, file_id)
+    files.remove_bytes(settings(), file_id)
     return Deleted(id=file_id, object="file")
 
 

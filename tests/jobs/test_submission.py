@@ -11,7 +11,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from jobs.errors import Conflict, InvalidRequest, NotFound, StorageFull, TooLarge, Unprocessable
-from jobs.files import delete_file, file_path, list_files, record_file, store_upload
+from jobs.files import delete_file, file_path, list_files, record_file, remove_bytes, store_upload
 from jobs.hosts import register
 from jobs.ids import new_id
 from jobs.intent import cancel, pause, resume
@@ -269,12 +269,14 @@ def test_a_file_that_a_job_waits_for_is_not_deleted(
 ) -> None:
     job = post(database, settings, team, training_file).job
     with database.begin() as session, pytest.raises(Conflict, match=job.id):
-        delete_file(session, settings, team, training_file)
+        delete_file(session, team, training_file)
     with database.begin() as session:
         cancel(session, team, job.id)
-        delete_file(session, settings, team, training_file)
+        delete_file(session, team, training_file)
         assert list_files(session, team).data == []
         assert session.get_one(File, training_file).deleted_at is not None
+    assert file_path(settings, training_file).exists()
+    remove_bytes(settings, training_file)
     assert not file_path(settings, training_file).exists()
 
 
