@@ -3,6 +3,8 @@
 Where the output is no terminal there is nothing to redraw, so each new step is a line of its own.
 """
 
+from typing import Literal
+
 from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -109,10 +111,10 @@ class JobDisplay:
 
 def memory_line(row: Json) -> str:
     """A rank's peak by category."""
-    parts = [f"{name} {size(peak(row, name))}" for name in CATEGORIES if name in row["memory"]]
+    parts = [f"{name} {size(held(row, name, 'peak'))}" for name in CATEGORIES if name in row["memory"]]
     return ", ".join([*parts, f"resident {size(row['resident_peak'])}"])
 
 
-def peak(row: Json, category: str) -> int:
-    """Bytes that a rank held at most of one category, over all tiers."""
-    return sum(row["memory"][category]["peak"].values())
+def held(row: Json, category: str, when: Literal["current", "peak"]) -> int:
+    """Bytes of one category that a rank held after a step, or at most during it, over all tiers."""
+    return sum(row["memory"][category][when].values())

@@ -1,6 +1,7 @@
 """What the demo shows at its end."""
 
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rich.text import Text
 
 from shardyard.address import CLIENT_FILE
 from shardyard.cli.output import console, print_fields, print_line, print_table, size
-from shardyard.cli.progress import CATEGORIES, peak
+from shardyard.cli.progress import CATEGORIES, held
 from shardyard.client import Json
 
 
@@ -28,7 +29,7 @@ class Outcome:
     export: Path
 
 
-def report(outcome: Outcome, url: str, data_dir: Path) -> None:
+def report(outcome: Outcome) -> None:
     _heading("Validation loss")
     change = outcome.loss_after / outcome.loss_before - 1
     print_line(f"{outcome.loss_before:.4f} before, {outcome.loss_after:.4f} after ({change:+.1%})")
@@ -40,7 +41,7 @@ def report(outcome: Outcome, url: str, data_dir: Path) -> None:
         ("the documentation", outcome.expected),
     ):
         console.print(Panel(Text(text), title=title, title_align="left"))
-    _heading("Memory of each rank, at most during the last step")
+    _heading("Memory of each rank in the last step: after it, and at most during it")
     _memory_table(outcome.memory)
     formula = (outcome.job["plan"] or {}).get("model_state_bytes")
     if formula is not None:
@@ -55,7 +56,6 @@ def report(outcome: Outcome, url: str, data_dir: Path) -> None:
             ("checkpoint", outcome.checkpoint),
         ]
     )
-    _open_the_api(url, data_dir)
 
 
 def _heading(text: str) -> None:
@@ -65,16 +65,23 @@ def _heading(text: str) -> None:
 
 def _memory_table(memory: list[Json]) -> None:
     ranks = sorted(memory, key=lambda row: int(row["rank"]))
-    names = [name for name in CATEGORIES if all(name in row["memory"] for row in ranks)]
-    rows = [(name, *(size(peak(row, name)) for row in ranks)) for name in names]
-    rows.append(("resident", *(size(row["resident_peak"]) for row in ranks)))
-    print_table(("", *(f"RANK {row['rank']}" for row in ranks)), rows)
+    columns = [title for row in ranks for title in (f"RANK {row['rank']}", "AT MOST")]
+    categories = [name for name in CATEGORIES if all(name in row["memory"] for row in ranks)]
+    rows = [
+        (name, *(size(held(row, name, when)) for row in ranks for when in ("current", "peak")))
+        for name in categories
+    ]
+    rows.append(("resident", *(size(row[name]) for row in ranks for name in ("resident", "resident_peak"))))
+    print_table(("", *columns), rows)
 
 
-def _open_the_api(url: str, data_dir: Path) -> None:
+def show_the_way(url: str, data_dir: Path) -> None:
     """How to go on by hand. The key itself is not shown: terminals are logged."""
-    program = f"import json; print(json.load(open({str(data_dir / CLIENT_FILE)!r}))['api_key'])"
-    _heading("Open the API")
-    print_line(f"shardyard up --data {shlex.quote(str(data_dir))}")
-    print_line(f"KEY=$(python3 -c {shlex.quote(program)})")
+    command = Path(sys.executable).with_name("shardyard")
+    port = url.rpartition(":")[2]
+    client_file = shlex.quote(str(data_dir / CLIENT_FILE))
+    program = "import json, sys; print(json.load(open(sys.argv[1]))['api_key'])"
+    _heading("Open the API (the first line only if the service does not run)")
+    print_line(f"{shlex.quote(str(command))} up --data {shlex.quote(str(data_dir))} --port {port} &")
+    print_line(f'KEY=$(python3 -c "{program}" {client_file})')
     print_line(f'curl -H "Authorization: Bearer $KEY" {url}/v1/fine_tuning/jobs')

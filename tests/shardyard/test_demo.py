@@ -1,9 +1,11 @@
 """The demo's recipe against the real service, with a tiny model in place of the one it converts."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
 
@@ -79,17 +81,29 @@ def test_a_job_that_failed_is_a_failure(client: Shardyard) -> None:
         run.require_success(job)
 
 
-def test_what_models_say_is_shown_as_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_models_say_is_shown_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(record=True, width=100)
     monkeypatch.setattr(report, "console", console)
-    report.report(outcome(2.0, 1.0, answer="[red]not markup[/]"), "http://127.0.0.1:1", tmp_path)
+    report.report(outcome(2.0, 1.0, answer="[red]not markup[/]"))
     assert "[red]not markup[/]" in console.export_text()
+
+
+def test_the_shown_way_to_the_api_works(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    report.show_the_way(stack.url, stack.data_dir)
+    assign, curl = capsys.readouterr().out.splitlines()[-2:]
+    # curl itself is not on every machine.
+    done = subprocess.run(
+        ["bash", "-c", f'{assign}; echo "$KEY"'], capture_output=True, text=True, check=True
+    )
+    authorization = {"Authorization": f"Bearer {done.stdout.strip()}"}
+    assert httpx.get(curl.split()[-1], headers=authorization).json()["object"] == "list"
 
 
 def outcome(before: float, after: float, answer: str = "It adds.") -> Outcome:
     usage = {"current": {"device": 8}, "peak": {"device": 16}}
     memory: list[dict[str, Any]] = [
-        {"rank": rank, "step": 1, "memory": {"parameters": usage}, "resident_peak": 2**20} for rank in (0, 1)
+        {"rank": rank, "memory": {"parameters": usage}, "resident": 2**10, "resident_peak": 2**20}
+        for rank in (0, 1)
     ]
     return Outcome(
         job={"id": "ftjob-1", "plan": None, "fine_tuned_model": "ft:m"},
