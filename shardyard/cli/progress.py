@@ -16,6 +16,9 @@ from shardyard.client import Json, Shardyard, Update
 CATEGORIES = ("parameters", "gradients", "optimizer", "communication", "activations", "other")
 """Of a rank's memory, as the engine counts it."""
 
+LIVE = ("parameters", "gradients", "optimizer", "activations")
+"""Those that fit into a line under the bar."""
+
 
 def watch_job(client: Shardyard, job_id: str, quiet: bool = False) -> Json:
     """Follow the job until it ends. Ctrl-C ends the watching only."""
@@ -110,8 +113,8 @@ class JobDisplay:
 
 
 def memory_line(row: Json) -> str:
-    """A rank's peak by category."""
-    parts = [f"{name} {size(held(row, name, 'peak'))}" for name in CATEGORIES if name in row["memory"]]
+    """A rank's peak during its newest step."""
+    parts = [f"{name} {size(held(row, name, 'peak'))}" for name in LIVE if name in row["memory"]]
     return ", ".join([*parts, f"resident {size(row['resident_peak'])}"])
 
 
