@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from jobs.database import sessions
-from jobs.wake import CLAIM_TASK
-
 from jobs.settings import settings
+from jobs.wake import CLAIM_TASK
 from worker.celery_app import app
 from worker.host import this_host
 from worker.relay import Relay

@@ -1,7 +1,6 @@
 """What the messages do. Each returns within a second or two: no training run lives inside a task."""
 
 from jobs.wake import CLAIM_TASK
-
 from worker.celery_app import TICK_TASK, app
 from worker.runtime import runtime
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 512
-"""Elements summed in fp32. A kernel that sums millions in fp32 is wrong by 1e-3; these few, by 1e-7 at most."""
+"""Elements summed in fp32: a kernel that sums millions so is wrong by 1e-3, with these few by 1e-7."""
 
 
 def square_sum(buffer: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ TRAINING: Json = {
     "max_length": 192,
     "learning_rate": 5e-5,
     "warmup_steps": 3,
+    "save_steps": 10,
     "zero_stage": 3,
     "precision": "fp32",
 }

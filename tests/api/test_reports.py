@@ -31,6 +31,7 @@ def get(http: httpx.Client, path: str, **params: Any) -> dict[str, Any]:
 
 def add_steps(server: Server, job_id: str, steps: range, ranks: int = 2) -> None:
     with server.sessions.begin() as session:
+        session.get_one(Job, job_id).step = steps[-1]
         for step in steps:
             session.add(Metric(job_id=job_id, step=step, epoch=1, train_loss=1 / step))
             for rank in range(ranks):
@@ -64,7 +65,8 @@ def test_a_number_that_is_not_finite_is_null(http: httpx.Client, server: Server,
         session.add(
             Metric(job_id=job_id, step=1, epoch=1, train_loss=math.nan, valid_loss=math.inf, grad_norm=1.5)
         )
-        session.get_one(Job, job_id).tokens_per_second = -math.inf
+        job = session.get_one(Job, job_id)
+        job.step, job.tokens_per_second = 1, -math.inf
     (metric,) = get(http, f"{JOBS}/{job_id}/telemetry")["metrics"]
     assert (metric["train_loss"], metric["valid_loss"], metric["grad_norm"]) == (None, None, 1.5)
     assert get(http, f"{JOBS}/{job_id}")["progress"]["tokens_per_second"] is None

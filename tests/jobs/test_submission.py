@@ -22,7 +22,8 @@ from jobs.settings import Settings
 from jobs.spec import parse_request
 from jobs.state import LIVE, TERMINAL, State
 from jobs.submission import Submitted, submit
-from jobs.tables import Event, File, Job, Outbox, Team
+from jobs.tables import Event, File, Job, Metric, Outbox, Team
+from jobs.telemetry import telemetry
 from tests.tiny_model import write_chat_file, write_tiny_model
 
 Sessions = sessionmaker[Session]
@@ -311,3 +312,17 @@ def test_a_key_is_kept_as_a_digest_alone(database: Sessions, team: str) -> None:
         dump = session.execute(text("SELECT string_agg(k::text, ' ') FROM api_keys k")).scalar_one()
     assert secret[:12] in dump
     assert secret[13:] not in dump
+
+
+def test_steps_of_a_lost_attempt_are_not_shown_until_they_are_done_again(
+    database: Sessions, settings: Settings, team: str, training_file: str
+) -> None:
+    job_id = post(database, settings, team, training_file).job.id
+    with database.begin() as session:
+        session.add_all(Metric(job_id=job_id, step=step, epoch=1, train_loss=1.0) for step in range(1, 9))
+        session.get_one(Job, job_id).step = 8
+    with database.begin() as session:
+        assert [row.step for row in telemetry(session, team, job_id, 2, 4)[1]] == [3, 4, 5, 6]
+        session.get_one(Job, job_id).step = 4
+    with database.begin() as session:
+        assert [row.step for row in telemetry(session, team, job_id)[1]] == [1, 2, 3, 4]
