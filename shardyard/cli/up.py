@@ -32,7 +32,4 @@ def up(
         console.print(f"The API key is in {stack.client_file}; logs are in {stack.data_dir / 'log'}.")
         console.print("Ctrl-C stops it.")
         stack.wait()
-        console.print(
-            "Stopping. Jobs that run stop with the database, and go on from their last checkpoint "
-            "at the next `shardyard up`."
-        )
+        console.print("Stopping.")

@@ -7,12 +7,14 @@ The server outlives a stack that is killed: attempts that run go on. The next st
 its own.
 """
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,6 +23,7 @@ import psutil
 from shardyard.stack.account import caller_name, let_read, let_through, popen_options, server_account
 from shardyard.stack.child import Child
 from shardyard.stack.errors import StackError
+from shardyard.stack.processes import lives
 
 SUPERUSER = "postgres"
 PORT = "5432"
@@ -74,7 +77,7 @@ class Postgres:
         return opened
 
     def answers(self) -> bool:
-        server = ["--host", str(self._sockets), "--port", PORT]
+        server = ["--host", str(self._sockets), "--port", PORT, "--username", SUPERUSER]
         command = [str(self._programs / "pg_isready"), "--quiet", *server]
         return subprocess.run(command, check=False).returncode == 0
 
@@ -124,15 +127,17 @@ class Postgres:
         if not ours:
             pid_file.unlink(missing_ok=True)
             return
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(LEFTOVER_SECONDS)
-        except psutil.TimeoutExpired:
-            raise StackError(
-                f"PostgreSQL of an earlier stack (pid {process.pid}) does not end in "
-                f"{LEFTOVER_SECONDS:.0f} s. See {self._directory.parent / 'log' / 'postgres.log'}, end it "
-                "with SIGQUIT, and start again."
-            ) from None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + LEFTOVER_SECONDS
+        while lives(process):
+            if time.monotonic() > deadline:
+                raise StackError(
+                    f"PostgreSQL of an earlier stack (pid {process.pid}) does not end in "
+                    f"{LEFTOVER_SECONDS:.0f} s. See {self._directory.parent / 'log' / 'postgres.log'}, end "
+                    "it with SIGQUIT, and start again."
+                )
+            time.sleep(0.05)
 
     def _write(self, name: str, content: str) -> None:
         path = self._directory / name

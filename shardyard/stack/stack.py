@@ -11,6 +11,7 @@ from types import TracebackType
 
 import httpx
 
+from shardyard.stack import attempts
 from shardyard.stack.broker import Broker
 from shardyard.stack.child import Child, bound
 from shardyard.stack.errors import StackError
@@ -22,6 +23,10 @@ START_SECONDS = 60.0
 """From the start of a part until it must answer."""
 
 WATCH_SECONDS = 0.5
+ATTEMPTS_SECONDS = 60.0
+"""How long attempts that run may take to write a checkpoint when the stack stops."""
+
+WORKER = "worker"
 
 
 class Stack:
@@ -108,7 +113,7 @@ class Stack:
         api = [sys.executable, "-m", "uvicorn", "api.main:app", *address, "--no-access-log"]
         self._start_child(Child("api", bound(api), environment, self._log_dir), self._answers)
         worker = [sys.executable, "-m", "worker"]
-        self._start_child(Child("worker", bound(worker), environment, self._log_dir), lambda: True)
+        self._start_child(Child(WORKER, bound(worker), environment, self._log_dir), lambda: True)
 
     def _start_child(self, child: Child, answers: Callable[[], bool]) -> None:
         child.start()
@@ -144,13 +149,34 @@ class Stack:
         self._stop_requested = True
 
     def stop(self) -> None:
-        """The worker first, so that nothing new starts; the database last."""
+        """The worker first, so that nothing new starts; then the attempts; the database last."""
+        self._stop_requested = False
+        if self._children and self._children[-1].name == WORKER:
+            self._children.pop().stop()
+        # Also where the start failed: attempts that a killed stack left need the database that ends now.
+        if self._children:
+            self._stop_attempts()
         while self._children:
             self._children.pop().stop()
         if self._postgres is not None:
             self._postgres.clean_up()
             self._postgres = None
         self._lock.release()
+
+    def _stop_attempts(self) -> None:
+        """Each writes a checkpoint. One that takes too long ends by itself, when it can't renew its lease."""
+        left = attempts.running(self.data_dir)
+        if not left:
+            return
+        self._say(
+            f"{len(left)} running attempt(s) write a checkpoint and stop; their jobs go on from it when the "
+            "service runs again. Ctrl-C again does not wait for that."
+        )
+        attempts.ask_to_stop(left)
+        deadline = time.monotonic() + ATTEMPTS_SECONDS
+        while left and time.monotonic() < deadline and not self._stop_requested:
+            time.sleep(0.05)
+            left = attempts.still_running(left)
 
     def __enter__(self) -> "Stack":
         self.start()

@@ -1,21 +1,16 @@
 """The embedded stack on a directory of its own: refusals before anything starts, and what survives."""
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
 import httpx
-import psutil
 import psycopg
 import pytest
 
@@ -25,65 +20,14 @@ from shardyard.stack.errors import StackError
 from shardyard.stack.lock import running_stack
 from shardyard.stack.postgres import Postgres
 from shardyard.stack.stack import Stack
-
-DEADLINE_SECONDS = 60.0
-PARTS = {"api.main:app": "api", "-m worker": "worker", "-server": "broker", "bin/postgres": "postgres"}
-"""Each part's name, by what only its command line has."""
-
-
-def eventually(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not in {DEADLINE_SECONDS:.0f} s: {what}"
-        time.sleep(0.05)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.e2e.conftest import eventually, free_port
+from tests.shardyard.up_process import Up
 
 
 @pytest.fixture(autouse=True)
 def no_servers_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)
     monkeypatch.delenv("REDIS_URL", raising=False)
-
-
-class Up:
-    """``shardyard up`` as a user starts it."""
-
-    def __init__(self, data_dir: Path, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self.data_dir = data_dir
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "shardyard", "up", "--data", str(data_dir), "--port", str(port)],
-            stdout=subprocess.DEVNULL,
-        )
-
-    def wait_until_all_run(self) -> None:
-        eventually(self.answers, "the API answers")
-        eventually(lambda: self.children().keys() == set(PARTS.values()), "all parts run")
-
-    def answers(self) -> bool:
-        assert self.process.poll() is None
-        try:
-            return httpx.get(f"{self.url}/healthz", timeout=5).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def children(self) -> dict[str, psutil.Process]:
-        """The stack's processes by what they run."""
-        found = {}
-        for child in psutil.Process(self.process.pid).children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                line = " ".join(child.cmdline())
-                found |= {name: child for part, name in PARTS.items() if part in line}
-        return found
-
-    def end(self, number: signal.Signals) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(timeout=30)
 
 
 @pytest.fixture
