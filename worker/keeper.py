@@ -11,11 +11,12 @@ from pathlib import Path
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
-from jobs import attempts, shipping
+from jobs import attempts
 from jobs.errors import Fenced
 from jobs.settings import Settings
 from jobs.state import Desired
 from worker.clock import boot_clock
+from worker.draining import drain
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +59,7 @@ class Keeper(threading.Thread):
             # Read before shipping: what ranks wrote before they ended is then seen by this cycle.
             last = self._ranks_ended.is_set()
             try:
-                self._renew_if_due()
-                self._ship()
+                drain(self._sessions, *self._attempt, self._attempt_dir, self._heard)
             except Fenced as error:
                 log.error("%s", error)
                 self.fenced.set()
@@ -92,14 +92,6 @@ class Keeper(threading.Thread):
             # From before the request: the database's lease is at least as long as this one.
             self._renewed_at = now
 
-    def _ship(self) -> None:
-        while True:
-            with self._sessions.begin() as session:
-                self.desired = attempts.heed(session, *self._attempt)
-                offsets = shipping.offsets(session, *self._attempt)
-            chunks = shipping.read(self._attempt_dir, offsets)
-            if not chunks:
-                return
-            with self._sessions.begin() as session:
-                shipping.ship(session, *self._attempt, chunks)
-            self._renew_if_due()
+    def _heard(self, desired: Desired) -> None:
+        self.desired = desired
+        self._renew_if_due()

@@ -19,8 +19,9 @@ from jobs.state import LIVE, Reason, State
 from jobs.tables import Attempt, Job
 from worker import sweep
 from worker.clock import boot_clock
+from worker.draining import drain
 from worker.host import HostIdentity
-from worker.keeper import Sessions
+from worker.keeper import OUTAGE, Sessions
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,8 @@ class Reaper:
             return False
         ending = Ending(State.RETRY_WAIT, Reason.LOST, "Its supervisor ended without a word.")
         try:
+            if ours:
+                self._drain(attempt)
             with self._sessions.begin() as session:
                 job = attempts.hold(session, attempt.job_id, attempt.epoch)
                 if job.heartbeat_seq != attempt.heartbeat_seq:
@@ -113,6 +116,17 @@ class Reaper:
             return False
         log.warning("Attempt %d of %s was lost: the job is %s", attempt.epoch, attempt.job_id, state)
         return True
+
+    def _drain(self, attempt: LiveAttempt) -> None:
+        """What its ranks wrote last, checkpoints above all: the next attempt starts from the newest."""
+        directory = self._settings.attempt_dir(attempt.job_id, attempt.epoch)
+        try:
+            drain(self._sessions, attempt.job_id, attempt.epoch, directory, heard=lambda desired: None)
+        except (Fenced, *OUTAGE):
+            raise
+        except Exception:
+            # Rows that can't be recorded must not keep the job from going on.
+            log.exception("The last rows of attempt %d of %s are lost", attempt.epoch, attempt.job_id)
 
 
 def _process(attempt: Attempt) -> sweep.ProcessIdentity | None:

@@ -21,13 +21,16 @@ from tests.tiny_model import write_tiny_model
 
 DEADLINE_SECONDS = 120.0
 
+POLL_SECONDS = 0.2
+"""Often enough to act in the middle of a job, and seldom enough to leave it the processor."""
+
 
 def eventually(condition: Callable[[], object], what: str, seconds: float = DEADLINE_SECONDS) -> None:
     """Wait until ``condition`` holds; fail with ``what`` was awaited."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not in {seconds:.0f} s: {what}"
-        time.sleep(0.05)
+        time.sleep(POLL_SECONDS)
 
 
 @dataclass

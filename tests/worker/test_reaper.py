@@ -9,8 +9,9 @@ from sqlalchemy.orm import Session, sessionmaker
 from jobs import attempts
 from jobs.claims import claim
 from jobs.settings import Settings
-from jobs.tables import Attempt, Gpu, Job
+from jobs.tables import Attempt, Checkpoint, Gpu, Job
 from tests.worker.records import HOST, add_host, add_job
+from tests.worker.test_shipping import START, append, checkpoint, metrics
 from worker import reaper as reaper_module
 from worker import sweep
 from worker.host import HostIdentity, boot_id
@@ -154,3 +155,19 @@ def test_devices_wait_until_no_process_of_the_attempt_is_left(sessions: Sessions
     orphan.communicate()
     with sessions.begin() as session:
         assert session.scalars(select(Gpu).where(Gpu.attempt_id.is_not(None))).all() == []
+
+
+@pytest.mark.usefixtures("claimed", "clock")
+def test_what_a_lost_attempt_wrote_last_is_shipped_before_the_job_goes_on(
+    sessions: Sessions, settings: Settings, supervisor: subprocess.Popen[bytes]
+) -> None:
+    directory = settings.attempt_dir(JOB, 1)
+    directory.mkdir(parents=True)
+    append(directory / "events.jsonl", START, metrics(1), checkpoint(1, str(directory / "step-1")))
+    supervisor.kill()
+    supervisor.wait()
+    assert Reaper(settings, sessions, HERE).reap() == 1
+    with sessions.begin() as session:
+        assert session.scalars(select(Checkpoint.step)).all() == [1]
+        assert session.get_one(Job, JOB).step == 1
+    assert state(sessions) == "retry_wait"

@@ -251,6 +251,8 @@ def test_training_goes_on_while_the_database_is_away(yard: Yard) -> None:
         session.get_one(Job, JOB, with_for_update=True)
         ahead = steps_reached() + 5
         wait_until(lambda: steps_reached() >= ahead, "the ranks go on while nothing can be written", 10)
+        waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        wait_until(lambda: session.scalar(waiting), "the supervisor waits for the row", 10)
         others = select(func.pg_terminate_backend(column("pid"))).select_from(table("pg_stat_activity"))
         session.execute(others.where(text("datname = current_database() AND pid <> pg_backend_pid()")))
     job = yard.wait_for("succeeded")

@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+GRACE_SECONDS = 5.0
+
 TIMEOUT_SECONDS = 120.0
 """Longest that one call may take before its ranks are ended and the test fails."""
 
@@ -41,11 +43,14 @@ class RankPool:
             pipe.send((function, args))
         answers: dict[int, Any] = {}
         errors: dict[int, str] = {}
-        while len(answers) + len(errors) < self.world_size and not errors:
-            waiting = [pipe for i, pipe in enumerate(self._pipes) if i not in answers]
-            ready = wait(waiting, timeout=TIMEOUT_SECONDS)
+        while len(answers) + len(errors) < self.world_size:
+            waiting = [pipe for i, pipe in enumerate(self._pipes) if i not in answers | errors]
+            # Once one has failed, the others have a moment to say why they do too; they may hang for good.
+            ready = wait(waiting, timeout=GRACE_SECONDS if errors else TIMEOUT_SECONDS)
             if not ready:
-                errors[-1] = f"ranks {sorted(set(range(self.world_size)) - set(answers))} gave no answer"
+                silent = sorted(set(range(self.world_size)) - (answers | errors).keys())
+                errors[-1] = f"ranks {silent} gave no answer"
+                break
             for pipe in ready:
                 rank = self._pipes.index(pipe)  # type: ignore[arg-type]
                 try:
