@@ -33,7 +33,7 @@ lint: $(VENV)/.test-installed
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 clean:
 	rm -rf $(VENV) .shardyard

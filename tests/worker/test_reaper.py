@@ -18,7 +18,8 @@ from worker.host import HostIdentity, boot_id
 from worker.reaper import Reaper
 
 Sessions = sessionmaker[Session]
-JOB = "ftjob-1"
+JOB = "ftjob-reaped"
+"""Of this file alone: sweeps find processes by job id all over the machine, where other tests run too."""
 HERE = HostIdentity(HOST, boot_id(), "cpu", 2)
 ELSEWHERE = HostIdentity("host-b", boot_id(), "cpu", 2)
 REBOOTED = HostIdentity(HOST, "an earlier boot", "cpu", 2)
@@ -39,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def claimed(sessions: Sessions, settings: Settings) -> None:
     with sessions.begin() as session:
         add_host(session, 2, boot_id=HERE.boot_id)
-        add_job(session)
+        add_job(session, JOB)
         assert claim(session, settings, HERE.name, HERE.boot_id) is not None
 
 

@@ -19,7 +19,8 @@ from worker.host import this_host
 from worker.sweeper import Sweeper
 
 Sessions = sessionmaker[Session]
-JOB = "ftjob-1"
+JOB = "ftjob-supervised"
+"""Of this file alone: sweeps find processes by job id all over the machine, where other tests run too."""
 STEPS = 20
 
 
