@@ -63,14 +63,14 @@ def split(
     return [micro_batches[first : first + world_size] for first in range(0, len(micro_batches), world_size)]
 
 
-def collate(examples: Sequence[TokenizedExample], pad_id: int, pad_multiple: int = 1) -> dict[str, Tensor]:
+def collate(examples: Sequence[TokenizedExample], pad_id: int) -> dict[str, Tensor]:
     """``input_ids``, ``attention_mask`` and ``labels`` (rows, length), int64, padded on the right.
 
     Without examples there is one row of padding with no target: its rank still takes part in every
     collective. Its attention is on, since a row that attends to nothing gives NaN in some kernels.
     """
     length = max((len(example) for example in examples), default=2)
-    shape = (max(len(examples), 1), -(-length // pad_multiple) * pad_multiple)
+    shape = (max(len(examples), 1), length)
     input_ids = torch.full(shape, pad_id, dtype=torch.int64)
     labels = torch.full(shape, IGNORED, dtype=torch.int64)
     attention_mask = (

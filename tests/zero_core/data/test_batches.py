@@ -80,10 +80,10 @@ def test_ranks_work_on_like_lengths_at_the_same_time() -> None:
 
 
 def test_collate_pads_on_the_right_and_labels_targets_only() -> None:
-    batch = collate([example(4, 1), example(2, 2)], pad_id=0, pad_multiple=3)
-    assert batch["input_ids"].tolist() == [[1, 11, 12, 13, 0, 0], [2, 11, 0, 0, 0, 0]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]]
-    assert batch["labels"].tolist() == [[-100, -100, 12, 13, -100, -100], [-100, 11, -100, -100, -100, -100]]
+    batch = collate([example(4, 1), example(2, 2)], pad_id=0)
+    assert batch["input_ids"].tolist() == [[1, 11, 12, 13], [2, 11, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert batch["labels"].tolist() == [[-100, -100, 12, 13], [-100, 11, -100, -100]]
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
 
 
@@ -94,7 +94,7 @@ def test_labels_count_what_target_tokens_says() -> None:
 
 
 def test_a_rank_without_examples_has_a_row_without_targets() -> None:
-    batch = collate([], pad_id=5, pad_multiple=4)
-    assert batch["input_ids"].tolist() == [[5, 5, 5, 5]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1]]
-    assert batch["labels"].tolist() == [[-100] * 4]
+    batch = collate([], pad_id=5)
+    assert batch["input_ids"].tolist() == [[5, 5]]
+    assert batch["attention_mask"].tolist() == [[1, 1]]
+    assert batch["labels"].tolist() == [[-100] * 2]
