@@ -10,7 +10,8 @@ from zero_core import ZeroConfig
 STEPS = 20
 
 
-@pytest.mark.parametrize(("tied", "clipping"), [(False, None), (True, 0.5)], ids=["plain", "tied, clipped"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("clipping", [None, 0.5], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
