@@ -5,14 +5,40 @@ A check that spans fields lives in ``__post_init__`` and names the field.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Strategy = Literal["full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"]
+Quantization = Literal["int8", "int4"]
 Scheduler = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 Method = Literal["supervised"]
 
 STAGES = (0, 1, 2, 3)
+
+STAGE_OF: dict[Strategy, int] = {
+    "full_shard": 3,
+    "shard_grad_op": 2,
+    "no_shard": 0,
+    "hybrid_shard": 3,
+    "hybrid_shard_zero2": 2,
+}
+
+ELEMENTWISE_OPTIMIZERS = (
+    "ASGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+)
+"""Classes of ``torch.optim`` whose update of an element reads no other element, so that shards can't tell."""
 
 
 def _require(condition: bool, field: str, message: str) -> None:
@@ -53,16 +79,74 @@ class AdamWConfig:
         _finite("eps", self.eps, above=0)
         _finite("weight_decay", self.weight_decay, at_least=0)
 
+    def named(self) -> "OptimizerConfig":
+        return OptimizerConfig("AdamW", self.lr, self.weight_decay, {"betas": self.betas, "eps": self.eps})
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """An optimizer of ``torch.optim`` by its class name; it must be one that treats each element alone."""
+
+    name: str
+    """Class name in ``torch.optim``: one of ``ELEMENTWISE_OPTIMIZERS``."""
+
+    lr: float
+    """Peak learning rate."""
+
+    weight_decay: float = 0.0
+    """Applied to matrices only: norms and biases (fewer than two dimensions) are never decayed."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further keyword arguments of the class, ``momentum`` for example."""
+
+    def __post_init__(self) -> None:
+        _one_of("optimizer name", self.name, ELEMENTWISE_OPTIMIZERS)
+        _finite("lr", self.lr, at_least=0)
+        _finite("weight_decay", self.weight_decay, at_least=0)
+
+
+@dataclass(frozen=True)
+class LossScaleConfig:
+    """Loss scaling of fp16 training, by DeepSpeed's rules and defaults."""
+
+    static: float = 0.0
+    """A fixed scale; 0 adapts it."""
+
+    initial_scale_power: int = 16
+    """The adapting scale starts at 2 to this power."""
+
+    window: int = 1000
+    """Steps without an overflow after which the scale doubles."""
+
+    hysteresis: int = 2
+    """Overflows to be seen before the scale is halved."""
+
+    minimum: float = 1.0
+    """The scale never falls below; an overflow there still skips its step."""
+
+    def __post_init__(self) -> None:
+        _finite("static", self.static, at_least=0)
+        _require(0 <= self.initial_scale_power <= 32, "initial_scale_power", "is not in [0, 32]")
+        _require(self.window >= 1, "window", "must be at least 1")
+        _require(self.hysteresis >= 1, "hysteresis", "must be at least 1")
+        _finite("minimum", self.minimum, above=0)
+
 
 @dataclass(frozen=True)
 class ZeroConfig:
-    """How one model is placed on its ranks. Nothing here changes the trajectory, except ``precision``."""
+    """How one model is placed on its ranks.
+
+    Only ``precision``, ``communication_dtype`` and the two quantizations touch the trajectory.
+    """
 
     stage: int = 3
     """0 replicates everything; 1 shards optimizer state; 2 also gradients; 3 also parameters."""
 
+    strategy: Strategy | None = None
+    """FSDP's word for a stage; when given it decides. The hybrid ones shard inside a node."""
+
     precision: Precision = "fp32"
-    """Dtype of compute and of the parameters' working copy; ``bf16`` keeps fp32 master weights."""
+    """Dtype of compute and of the parameters' working copy; the lower ones keep fp32 master weights."""
 
     gradient_accumulation_steps: int = 1
     """Calls of ``backward`` that make one optimizer step."""
@@ -73,10 +157,40 @@ class ZeroConfig:
     communication_dtype: Precision | None = None
     """Dtype that gradients travel in; ``None`` takes the precision's own."""
 
+    loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
+    """For fp16 alone."""
+
+    reduce_bucket_size: int = 4_000_000
+    """Elements: units that are ready one after the other are reduced together up to this size."""
+
+    allgather_bucket_size: int = 4_000_000
+    """Elements: units that are needed one after the other are gathered together up to this size."""
+
+    prefetch_bucket_size: int = 4_000_000
+    """Elements gathered ahead of use at stage 3, the next unit at least; 0 gathers nothing ahead."""
+
+    shard_size: int | None = None
+    """Ranks that share one copy of the model state; each group of them is a replica. ``None``: all ranks."""
+
+    secondary_shard_size: int | None = None
+    """hpZ: ranks, those of a node, that keep a second copy of the parameters for backward's gathers."""
+
+    quantized_weights: bool = False
+    """qwZ: parameters are gathered as blocks of int8."""
+
+    quantized_gradients: Quantization | None = None
+    """qgZ: gradients are reduced as blocks of int8 or int4, the error fed back into the next step."""
+
     unit_classes: tuple[str, ...] = ()
     """Class names of modules that become units; empty takes the model's own blocks."""
 
+    timeout_seconds: float = 600.0
+    """Longest that a collective may take before the rank raises."""
+
     def __post_init__(self) -> None:
+        if self.strategy is not None:
+            _one_of("strategy", self.strategy, get_args(Strategy))
+            object.__setattr__(self, "stage", STAGE_OF[self.strategy])
         _one_of("stage", self.stage, STAGES)
         _one_of("precision", self.precision, get_args(Precision))
         _require(self.gradient_accumulation_steps >= 1, "gradient_accumulation_steps", "must be at least 1")
@@ -84,6 +198,14 @@ class ZeroConfig:
             _finite("gradient_clipping", self.gradient_clipping, above=0)
         if self.communication_dtype is not None:
             _one_of("communication_dtype", self.communication_dtype, get_args(Precision))
+        for name in ("reduce_bucket_size", "allgather_bucket_size", "prefetch_bucket_size"):
+            _require(getattr(self, name) >= 0, name, "must be at least 0")
+        for name in ("shard_size", "secondary_shard_size"):
+            size = getattr(self, name)
+            _require(size is None or size >= 1, name, f"{size!r} must be at least 1")
+        if self.quantized_gradients is not None:
+            _one_of("quantized_gradients", self.quantized_gradients, get_args(Quantization))
+        _finite("timeout_seconds", self.timeout_seconds, above=0)
 
 
 @dataclass(frozen=True)
