@@ -7,12 +7,20 @@ first use.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from zero_core.config import AdamWConfig, TrainConfig, ZeroConfig
+from zero_core.config import AdamWConfig, LossScaleConfig, OptimizerConfig, TrainConfig, ZeroConfig
 
 if TYPE_CHECKING:
     from zero_core.engine import StepReport, ZeroEngine
 
-__all__ = ["AdamWConfig", "StepReport", "TrainConfig", "ZeroConfig", "ZeroEngine"]
+__all__ = [
+    "AdamWConfig",
+    "LossScaleConfig",
+    "OptimizerConfig",
+    "StepReport",
+    "TrainConfig",
+    "ZeroConfig",
+    "ZeroEngine",
+]
 
 
 def __getattr__(name: str) -> Any:

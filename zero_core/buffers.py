@@ -1,32 +1,36 @@
-"""Scratch buffers that are used again: on CPU a fresh large allocation pays a page fault every 4 KiB."""
+"""Buffers of the model, which no optimizer updates: equal at start, and kept equal.
+
+At start every rank takes rank 0's. Running statistics then move with each rank's own batches (BatchNorm),
+so after each step the floating ones are averaged over the ranks: none drifts, and a checkpoint of one
+rank's is everybody's. The average is over what ranks saw, as if each had an equal part of the batch.
+"""
 
 import torch
-from torch import Tensor
+from torch import nn
 
-from zero_core.memory import Category, Ledger
+from zero_core.collectives import Communicator
 
 
-class BufferPool:
-    """Hands out flat buffers by size and dtype. An idle one is accounted as ``communication``."""
+def adopt_buffers(model: nn.Module, communicator: Communicator) -> None:
+    """Rank 0's buffers on every rank. Collective."""
+    for buffer in model.buffers():
+        communicator.broadcast(buffer)
 
-    def __init__(self, device: torch.device, ledger: Ledger) -> None:
-        self._device = device
-        self._ledger = ledger
-        self._idle: dict[tuple[int, torch.dtype], list[Tensor]] = {}
 
-    def take(self, numel: int, dtype: torch.dtype, category: Category) -> Tensor:
-        """A buffer of ``numel`` elements with arbitrary contents."""
-        idle = self._idle.get((numel, dtype))
-        if idle:
-            buffer = idle.pop()
-            self._ledger.give("communication", buffer.nbytes)
-        else:
-            buffer = torch.empty(numel, dtype=dtype, device=self._device)
-        self._ledger.take(category, buffer.nbytes)
-        return buffer
-
-    def give(self, buffer: Tensor, category: Category) -> None:
-        """Take back a buffer that ``take`` handed out for ``category``."""
-        self._ledger.give(category, buffer.nbytes)
-        self._ledger.take("communication", buffer.nbytes)
-        self._idle.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
+def average_statistics(model: nn.Module, communicator: Communicator) -> None:
+    """Average the running statistics of normalization layers over all ranks. Collective."""
+    if communicator.world_size == 1:
+        return
+    statistics = [
+        buffer
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.training
+        for buffer in module.buffers(recurse=False)
+        if buffer.is_floating_point()
+    ]
+    if not statistics:
+        return
+    together = torch.cat([buffer.reshape(-1).double().cpu() for buffer in statistics])
+    together = communicator.agree(together) / communicator.world_size
+    for buffer, mean in zip(statistics, together.split([b.numel() for b in statistics]), strict=True):
+        buffer.copy_(mean.view(buffer.shape))

@@ -7,6 +7,7 @@ A rank that fails makes all give up before the manifest exists.
 
 import json
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class Saved:
 def save(engine: ZeroEngine, path: Path, state: dict[str, Any]) -> Saved | None:
     """Write a checkpoint to ``path``, which must not exist. Collective; rank 0 alone gets the answer."""
     group = engine.communicator
+    engine.forget_quantization_error()
     aside = path.with_name(f".{path.name}.tmp")
     with all_or_none(group, f"checkpoint {path.name}"):
         if group.rank == 0:
@@ -83,7 +85,10 @@ class all_or_none:
 
 def _shard_part(engine: ZeroEngine, owned: Owned) -> tuple[int, int] | None:
     """The elements of an owned piece that lie in this rank's shard: all of them where state is sharded."""
-    flat_begin, flat_end = owned.layout.shard_range(engine.communicator.rank)
+    mesh = engine.communicator.mesh
+    if mesh.replica > 0:
+        return None
+    flat_begin, flat_end = owned.layout.shard_range(mesh.shard_rank)
     first = max(owned.piece.offset, flat_begin)
     last = min(owned.piece.offset + owned.piece.length, flat_end)
     if first >= last:
@@ -147,6 +152,7 @@ def _merge(engine: ZeroEngine, directory: Path, state: dict[str, Any]) -> Manife
         pieces=pieces,
         files=files,
         state=state,
+        scaler=engine.scaler.state() if engine.scaler else None,
     )
 
 
@@ -187,6 +193,9 @@ def load(engine: ZeroEngine, path: Path) -> dict[str, Any]:
         _read_buffers(engine, path)
         _read_rng(engine, path, manifest)
     engine.steps = manifest.step
+    if engine.scaler and manifest.scaler:
+        engine.scaler.restore(manifest.scaler)
+    engine.forget_quantization_error()
     engine.refresh_parameters()
     engine.start_measuring()
     return manifest.state
@@ -208,7 +217,9 @@ def _check_model(engine: ZeroEngine, manifest: Manifest) -> None:
 
 def _read_pieces(engine: ZeroEngine, path: Path, manifest: Manifest) -> None:
     wanted: dict[str, list[tuple[Owned, StoredPiece, int, int]]] = {}
-    for owned in engine.optimizer.owned():
+    everything = list(engine.optimizer.owned())
+    for owned in everything:
+        owned.state.clear()
         covered = 0
         for piece, first, last in manifest.overlapping(
             owned.piece.slot.name, owned.piece.start, owned.piece.length
@@ -220,22 +231,40 @@ def _read_pieces(engine: ZeroEngine, path: Path, manifest: Manifest) -> None:
     for file, parts in wanted.items():
         try:
             with safe_open(path / file, framework="pt") as tensors:
+                keys = _state_keys(tensors.keys())
                 for owned, piece, first, last in parts:
-                    _read_part(tensors, owned, piece, first, last)
+                    _read_part(tensors, keys.get(owned.piece.slot.name, []), owned, piece, first, last)
         except SafetensorError as error:
             raise CheckpointDamaged(f"{path / file} can't be read: {error}") from error
+    for owned in everything:
+        engine.optimizer.restore(owned)
 
 
-def _read_part(tensors: Any, owned: Owned, piece: StoredPiece, first: int, last: int) -> None:
+def _read_part(
+    tensors: Any, keys: list[str], owned: Owned, piece: StoredPiece, first: int, last: int
+) -> None:
     name = owned.piece.slot.name
     here = slice(first - owned.piece.start, last - owned.piece.start)
     there = slice(first - piece.start, last - piece.start)
     owned.master[here].copy_(tensors.get_slice(f"{name}/master")[there])
-    for key, value in owned.state.items():
-        if value.dim():
-            value[here].copy_(tensors.get_slice(f"{name}/{key}")[there])
-        else:
-            value.copy_(tensors.get_tensor(f"{name}/{key}"))
+    for key in keys:
+        stored = tensors.get_slice(f"{name}/{key}")
+        if not stored.get_shape():
+            owned.state[key] = tensors.get_tensor(f"{name}/{key}")
+            continue
+        if key not in owned.state:
+            owned.state[key] = torch.zeros_like(owned.master)
+        owned.state[key][here].copy_(stored[there])
+
+
+def _state_keys(stored: Iterable[str]) -> dict[str, list[str]]:
+    """By parameter, what a file has of its optimizer state; nothing before its first update."""
+    keys: dict[str, list[str]] = {}
+    for name in stored:
+        parameter, _, key = name.rpartition("/")
+        if key != "master":
+            keys.setdefault(parameter, []).append(key)
+    return keys
 
 
 def _read_buffers(engine: ZeroEngine, path: Path) -> None:

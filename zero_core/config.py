@@ -151,6 +151,10 @@ class ZeroConfig:
     gradient_accumulation_steps: int = 1
     """Calls of ``backward`` that make one optimizer step."""
 
+    accumulate_locally: bool = False
+    """At stages 2 and 3 keep the full gradient until the accumulation boundary and reduce once a step:
+    fewer elements, at the price of stage 1's gradient memory."""
+
     gradient_clipping: float | None = None
     """Largest global L2 norm of the gradient; ``None`` never clips."""
 

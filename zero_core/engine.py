@@ -8,13 +8,8 @@
 Division has one owner. ``backward`` multiplies a micro-batch's mean loss by its target tokens, so that
 what accumulates and is reduced is the gradient of the loss's sum; ``step`` divides once, by the target
 tokens of the whole global batch. Ranks and micro-batches therefore never enter the result.
-
-Reductions start in one static order, the reverse of the units' order, whatever order gradients arrive in
-on a rank: so two ranks can never pair the reductions of different units.
 """
 
-import hashlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,23 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zero_core.buffers import BufferPool
-from zero_core.collectives import Communicator, Handle
-from zero_core.config import AdamWConfig, Precision, ZeroConfig
-from zero_core.flat_parameter import FlatParameter
-from zero_core.memory import Footprint, Ledger, Usage, footprint, reset_peak, resident
-from zero_core.norm import square_sum
+from zero_core.assembly import Assembly, assemble
+from zero_core.buffers import average_statistics
+from zero_core.collectives import Communicator
+from zero_core.config import AdamWConfig, OptimizerConfig, ZeroConfig
+from zero_core.flat_parameter import FlatParameter, Weights
+from zero_core.loss_scaler import LossScaler
+from zero_core.memory import Footprint, Usage, footprint, reset_peak, resident
 from zero_core.optimizer import ShardedOptimizer
-from zero_core.partition import Part, partition
-from zero_core.placement import Placement
 from zero_core.unit import Pass, Unit
-
-DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one optimizer step did. The same on every rank."""
+    """What one optimizer step did. The same on every rank, traffic excepted."""
 
     step: int
     """Optimizer steps so far, this one and skipped ones included."""
@@ -56,72 +48,56 @@ class StepReport:
     target_tokens: float
     """Target tokens of the global batch: what the summed loss was divided by."""
 
+    loss_scale: float
+    """Of this step; 1 in any precision but fp16."""
+
     elements_sent: int
     """Elements at the collectives of this rank since the last step (see ``collectives``)."""
 
+    bytes_sent: int
+    """What this rank really sent for them."""
+
     ring_factor: float
-    """(N - 1)/N: the part of ``elements_sent`` that really travels."""
+    """(N - 1)/N: the part of a shard group's elements that really travels."""
 
 
 class ZeroEngine:
     """Takes over ``model`` in place; every rank passes an equal one. Its parameters stay the same objects.
 
-    ``lr_schedule`` maps the number of steps done to a factor of the peak learning rate.
+    ``optimizer`` is built by the engine, over the shards. ``lr_schedule`` maps the number of steps done to
+    a factor of the peak learning rate. ``weights`` fills parameters that are on the meta device, each rank
+    reading its own slices. ``device`` is where the model goes; by default where its parameters are.
     """
 
     def __init__(
         self,
         model: nn.Module,
         config: ZeroConfig,
-        optimizer: AdamWConfig | None = None,
+        optimizer: AdamWConfig | OptimizerConfig | None = None,
         lr_schedule: Callable[[int], float] | None = None,
+        weights: Weights | None = None,
+        device: torch.device | None = None,
     ) -> None:
+        named = _named(optimizer)
         self.model = model
         self.config = config
-        self.current_pass = Pass.FORWARD
         self.steps = 0
         self._micro_batch = 0
         self._weight = 0.0
-        self._ledger = Ledger()
-        self.device = next(model.parameters()).device
-        self._pool = BufferPool(self.device, self._ledger)
-        self.communicator = Communicator(self.device, self._pool)
-
-        parts = partition(model, config.unit_classes)
-        self.communicator.check_same(_digest(parts), "names, shapes or order of parameters")
-        if not any(parameter.requires_grad for part in parts for _, parameter in part.parameters):
-            raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
-        self.units = [self._build_unit(part) for part in parts]
-        for buffer in model.buffers():
-            self.communicator.broadcast(buffer)
-        for unit in self.units:
-            unit.release()
-        self._reduce_order = list(reversed(self.units))
-        self._next_reduction = 0
-        self._reductions: deque[list[Handle]] = deque()
-        self.optimizer = ShardedOptimizer(
-            self._trainable_flats(), optimizer or AdamWConfig(), lr_schedule, self._ledger
-        )
-        self._baseline = footprint(self.device).current - self._ledger.owned()
-
-    def _build_unit(self, part: Part) -> Unit:
-        dtype = DTYPES[self.config.precision]
-        communication_dtype = DTYPES[self.config.communication_dtype or self.config.precision]
-        flats = [
-            FlatParameter(
-                [(name, p) for name, p in part.parameters if p.requires_grad is trainable],
-                dtype=dtype,
-                placement=Placement.of(self.config.stage, self.communicator.world_size),
-                communicator=self.communicator,
-                communication_dtype=communication_dtype,
-                accumulate_in_fp32=self.config.gradient_accumulation_steps > 1,
-                pool=self._pool,
-                ledger=self._ledger,
-            )
-            for trainable in (True, False)
-            if any(p.requires_grad is trainable for _, p in part.parameters)
+        self._unit_weight = 1.0
+        parts: Assembly = assemble(model, config, weights, device)
+        self.device = parts.device
+        self.communicator: Communicator = parts.communicator
+        self.units: list[Unit] = parts.units
+        self._ledger = parts.ledger
+        self._schedule = parts.schedule
+        self._handles = [
+            model.register_forward_pre_hook(self._before_model, prepend=True),
+            model.register_forward_hook(self._after_model),
         ]
-        return Unit(part.name, part.module, flats, self)
+        self.scaler = LossScaler(config.loss_scale) if config.precision == "fp16" else None
+        self.optimizer = ShardedOptimizer(self._trainable_flats(), named, lr_schedule, self._ledger)
+        self._baseline = footprint(self.device).current - self._ledger.owned()
 
     def _trainable_flats(self) -> list[FlatParameter]:
         return [flat for unit in self.units for flat in unit.trainable_flats]
@@ -141,7 +117,7 @@ class ZeroEngine:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
 
-    def backward(self, loss: Tensor, target_tokens: float = 1.0) -> None:
+    def backward(self, loss: Tensor, target_tokens: float = 1.0, retain_graph: bool = False) -> None:
         """Accumulate the gradient of ``loss``, the mean over this micro-batch's ``target_tokens``.
 
         Without a count every micro-batch of every rank weighs alike. Collective: a rank without data
@@ -149,113 +125,156 @@ class ZeroEngine:
         """
         if self._micro_batch == self.config.gradient_accumulation_steps:
             raise RuntimeError("backward was called once more than gradient_accumulation_steps; call step()")
+        self._thaw()
+        if self._micro_batch == 0:
+            self._unit_weight = self._agree_on_unit_weight(target_tokens)
         self._micro_batch += 1
         self._weight += target_tokens
-        self._next_reduction = 0
+        last = self._micro_batch == self.config.gradient_accumulation_steps
         for unit in self.units:
             unit.start_backward()
-        self.current_pass = Pass.BACKWARD
+        self._schedule.open_backward(reduce=last or self._reduces_always)
         try:
-            (loss * target_tokens).backward()
-            self._reduce_up_to(len(self._reduce_order))
-            self._finish_reductions(leave=0)
+            root = self.units[0]
+            if not root.name and root.calls:
+                self._schedule.need(root)
+            (loss.float() * (target_tokens / self._unit_weight)).backward(retain_graph=retain_graph)
+            self._schedule.close_backward()
         finally:
-            self.current_pass = Pass.FORWARD
-            for unit in self.units:
-                unit.release()
+            self._schedule.current = Pass.IDLE
+        for flat in self._trainable_flats():
+            flat.gradient.settle()
+        if last:
+            for flat in self._trainable_flats():
+                flat.gradient.sum_replicas()
+
+    @property
+    def _reduces_always(self) -> bool:
+        """Also before the accumulation boundary."""
+        return self.units[0].flats[0].policy.placement.gradients
+
+    def _agree_on_unit_weight(self, target_tokens: float) -> float:
+        """Target tokens that count as one in this step's gradients.
+
+        fp16 must see gradients of the mean loss times the loss scale, not of the sum, and their sum over
+        the ranks must not overflow either: a power of two, so that dividing by it loses nothing.
+        """
+        if self.scaler is None:
+            return 1.0
+        most = self.communicator.agree(torch.tensor([target_tokens], dtype=torch.float64)).item()
+        return 2.0 ** max(0, int(most) - 1).bit_length() / self.scaler.scale
 
     def step(self) -> StepReport | None:
         """Update the weights at the accumulation boundary; None before it. Collective."""
         if self._micro_batch < self.config.gradient_accumulation_steps:
             return None
+        scale = self.scaler.scale if self.scaler else 1.0
         target_tokens, sum_norm, used = self._agree_on_gradient()
-        grad_norm = sum_norm / target_tokens if target_tokens else 0.0
+        # Of the gradient as it was accumulated: see ``backward``.
+        divisor = target_tokens / self._unit_weight
+        grad_norm = sum_norm / divisor if divisor else 0.0
         skipped = not torch.isfinite(torch.tensor(grad_norm)).item()
         lr = self.learning_rate
         if not skipped and target_tokens:
-            self.optimizer.step(lr, self._gradient_factor(target_tokens, grad_norm), used)
+            self.optimizer.step(lr, self._clip_factor(grad_norm) / divisor, used)
             self.refresh_parameters()
         for flat in self._trainable_flats():
-            flat.finish_step()
+            flat.gradient.finish_step()
+        rescaled = self.scaler.update(overflow=skipped) if self.scaler else False
+        if skipped or rescaled:
+            self.forget_quantization_error()
+        average_statistics(self.model, self.communicator)
         self.steps += 1
         self._micro_batch = 0
         self._weight = 0.0
-        elements = self.communicator.elements.total
+        traffic = self.communicator.traffic
         self.communicator.restart_count()
         return StepReport(
-            self.steps, grad_norm, skipped, lr, target_tokens, elements, self.communicator.ring_factor
+            step=self.steps,
+            grad_norm=grad_norm,
+            skipped=skipped,
+            lr=lr,
+            target_tokens=target_tokens,
+            loss_scale=scale,
+            elements_sent=traffic.elements,
+            bytes_sent=traffic.bytes_sent,
+            ring_factor=self.communicator.ring_factor,
         )
 
     def refresh_parameters(self) -> None:
         """Bring the master weights to where forward reads them. Collective."""
-        for handle in [h for flat in self._trainable_flats() if (h := flat.refresh())]:
+        self._schedule.settle()
+        for handle in [h for unit in self.units for flat in unit.flats if (h := flat.refresh())]:
             handle.wait()
 
-    def _gradient_factor(self, target_tokens: float, grad_norm: float) -> float:
-        """From the summed gradient to the mean one, clipped as ``clip_grad_norm_`` does."""
-        limit = self.config.gradient_clipping
-        clip = 1.0 if limit is None else min(1.0, limit / (grad_norm + 1e-6))
-        return clip / target_tokens
+    def forget_quantization_error(self) -> None:
+        """Start the error feedback of quantized gradients anew."""
+        for flat in self._trainable_flats():
+            flat.gradient.forget_error()
 
-    def _agree_on_gradient(self) -> tuple[float, float, list[bool]]:
+    def _clip_factor(self, grad_norm: float) -> float:
+        """What ``clip_grad_norm_`` multiplies by."""
+        limit = self.config.gradient_clipping
+        return 1.0 if limit is None else min(1.0, limit / (grad_norm + 1e-6))
+
+    def _agree_on_gradient(self) -> tuple[float, float, dict[FlatParameter, list[bool]]]:
         """Target tokens of the global batch, norm of the summed gradient, and which parameters any rank used.
 
-        Each rank adds the squares of its own shard, at every stage, so all see one and the same norm.
+        Each rank adds the squares of its own shard, at every stage, so all see one and the same norm; of
+        replicas the first alone counts.
         """
         flats = self._trainable_flats()
-        squares = torch.stack([square_sum(self._own_part(flat)) for flat in flats]).sum().item()
-        used = [used for flat in flats for used in flat.used]
+        squares = torch.stack([flat.gradient.square_sum() for flat in flats]).sum().item()
+        if self.communicator.mesh.replica > 0:
+            squares = 0.0
+        used = [used for flat in flats for used in flat.gradient.used]
         agreed = self.communicator.agree(torch.tensor([self._weight, squares, *used], dtype=torch.float64))
-        return agreed[0].item(), agreed[1].sqrt().item(), [bool(u) for u in agreed[2:]]
+        anywhere = agreed[2:].bool().split([len(flat.parameters) for flat in flats])
+        by_flat = {flat: flags.tolist() for flat, flags in zip(flats, anywhere, strict=True)}
+        return agreed[0].item(), agreed[1].sqrt().item(), by_flat
 
-    def _own_part(self, flat: FlatParameter) -> Tensor:
-        reduced = flat.reduced_grad()
-        if flat.placement.optimizer:
-            return reduced
-        begin, end = flat.layout.shard_range(self.communicator.rank)
-        return reduced[begin:end]
+    def _thaw(self) -> None:
+        """Train what was frozen and no longer is; on all ranks alike, at any step."""
+        for unit in self.units:
+            for flat in unit.flats:
+                if not flat.trainable and any(parameter.requires_grad for parameter in flat.parameters):
+                    flat.thaw()
+                    self.optimizer.add(flat)
 
-    # Reductions, in static order.
+    # Hooks of the model.
 
-    def gradients_ready(self, unit: Unit) -> None:
-        """A unit has all its gradients: start every reduction whose turn has come."""
-        turn = self._next_reduction
-        while turn < len(self._reduce_order) and self._reduce_order[turn].ready:
-            turn += 1
-        self._reduce_up_to(turn)
+    def _before_model(self, model: nn.Module, args: Any) -> None:
+        if self._schedule.current in (Pass.IDLE, Pass.FORWARD):
+            self._schedule.open_forward()
 
-    def _reduce_up_to(self, turn: int) -> None:
-        placement = Placement.of(self.config.stage, self.communicator.world_size)
-        if not placement.gradients and self._micro_batch < self.config.gradient_accumulation_steps:
-            return
-        while self._next_reduction < turn:
-            unit = self._reduce_order[self._next_reduction]
-            self._next_reduction += 1
-            self._reductions.append(unit.reduce())
-            self._finish_reductions(leave=1)
-
-    def _finish_reductions(self, leave: int) -> None:
-        """Wait until at most ``leave`` units' reductions are under way: what bounds their buffers."""
-        while len(self._reductions) > leave:
-            for handle in self._reductions.popleft():
-                handle.wait()
+    def _after_model(self, model: nn.Module, args: Any, output: Any) -> None:
+        if self._schedule.current is Pass.FORWARD:
+            self._schedule.close_forward()
 
     # Everything else that touches the model.
 
     @contextmanager
     def full_parameters(self) -> Iterator[nn.Module]:
         """Every parameter whole on every rank inside the block; changes to one are lost. Collective."""
-        self.current_pass = Pass.HELD
+        self._schedule.settle()
+        self._schedule.current = Pass.HELD
         try:
             for unit in self.units:
                 unit.start_gather()
             for unit in self.units:
-                unit.gather()
+                unit.wait()
             yield self.model
         finally:
-            self.current_pass = Pass.FORWARD
-            for unit in self.units:
-                unit.release()
+            self._schedule.settle()
+
+    def gathered(self) -> Iterator[Unit]:
+        """The units one after the other, each whole until the next is asked for. Collective."""
+        self._schedule.settle()
+        for unit in self.units:
+            unit.start_gather()
+            unit.wait()
+            yield unit
+            unit.release()
 
     def memory(self) -> Usage:
         """Bytes by category and tier, current and peak since the last ``start_measuring``."""
@@ -274,22 +293,31 @@ class ZeroEngine:
         return resident()
 
     def start_measuring(self) -> None:
-        """Start the peaks of ``memory`` and the count of elements anew: what came before is no step's."""
+        """Start the peaks of ``memory`` and the counts of traffic anew: what came before is no step's."""
         self._ledger.start_step()
         reset_peak(self.device)
         self.communicator.restart_count()
 
     def close(self) -> None:
         """Give the model back with whole parameters and no hooks, and the process groups up. Collective."""
+        self._schedule.settle()
         for unit in self.units:
-            unit.gather()
+            unit.start_gather()
+            unit.wait()
             unit.detach()
+        for handle in self._handles:
+            handle.remove()
         self.communicator.close()
 
 
-def _digest(parts: list[Part]) -> bytes:
-    text = [
-        (part.name, [(name, tuple(p.shape), p.requires_grad) for name, p in part.parameters])
-        for part in parts
-    ]
-    return hashlib.sha256(repr(text).encode()).digest()
+def _named(optimizer: AdamWConfig | OptimizerConfig | None) -> OptimizerConfig:
+    if optimizer is None:
+        return AdamWConfig().named()
+    if isinstance(optimizer, AdamWConfig):
+        return optimizer.named()
+    if isinstance(optimizer, OptimizerConfig):
+        return optimizer
+    raise ValueError(
+        f"optimizer: a {type(optimizer).__name__} was built before the parameters were sharded and would "
+        "never train them; pass AdamWConfig(...) or OptimizerConfig(name, ...), and the engine builds it"
+    )

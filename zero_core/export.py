@@ -41,11 +41,9 @@ def export(
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
     weights: dict[str, Tensor] = {}
-    for index, unit in enumerate(engine.units):
-        unit.gather()
-        if index % group.world_size == group.rank:
+    for unit in engine.gathered():
+        if unit.index % group.world_size == group.rank:
             weights |= _weights(unit, dtype)
-        unit.release()
     if group.rank == 0:
         weights |= _buffers(engine)
     with all_or_none(group, "export"):

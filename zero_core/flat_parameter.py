@@ -1,31 +1,56 @@
-"""One flat parameter: the storage behind some of a unit's parameters, their gradients and their shard.
+"""One flat parameter: the storage behind some of a unit's parameters, and their shard.
 
-Who owns memory when, at N ranks (P elements, padding included):
+Who owns memory when, at N ranks of a shard group (P elements, padding included):
 
 - ``full`` (P, compute dtype): the parameters themselves are views of it. Permanent where parameters are
-  whole; at stage 3 its storage exists between ``allocate`` and ``free`` only. The storage object is the
-  same throughout, so a view that autograd saved (``weight.t()``) is valid again after the next gather.
+  whole; at stage 3 it has memory between ``gather`` and ``release`` only. Its address is the same
+  throughout, so a view that autograd saved (``weight.t()``) is valid again after the next gather.
 - ``shard`` (P/N, compute dtype): what a gather starts from. At stage 3 a tensor of its own, else a view
   of ``full``.
+- the secondary shard (P/H, compute dtype, H ranks of a node; hpZ): filled by a gather over all ranks,
+  and what the next gathers start from until the weights change.
 - ``master`` (fp32): what the optimizer updates, P/N elements where optimizer state is sharded, else P.
   In fp32 it is no copy: a view of ``shard`` or ``full``.
-- the gradient: accumulated in ``grad`` (P), from backward's first touch until it is reduced; then in
-  ``grad_shard`` (P/N) at stages 2 and 3, in this rank's part of ``grad`` at stage 1, in all of it at 0.
+- ``gradient``: see ``flat_gradient``.
 
 A released parameter keeps its shape: it becomes a view of a single NaN with strides of zero, so that
 ``numel()`` and ``shape`` tell the truth and a read out of turn can't go unnoticed.
 """
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from zero_core.buffers import BufferPool
-from zero_core.collectives import Communicator, Handle
+from zero_core.arena import Arena, Buffer
+from zero_core.collectives import Communicator, Group, Handle
+from zero_core.flat_gradient import FlatGradient, GradientPolicy
 from zero_core.layout import Layout, Piece, Slot
 from zero_core.memory import Ledger
 from zero_core.placement import Placement
+from zero_core.quantization import BlockQuantizer
+
+
+class Weights(Protocol):
+    """Where the values of parameters on the meta device come from."""
+
+    def read(self, name: str, start: int, length: int) -> Tensor:
+        """Elements [start, start + length) of the flattened parameter, 1-D, in the stored dtype."""
+        ...
+
+
+@dataclass(frozen=True)
+class ParameterPolicy:
+    """How every flat parameter of an engine is kept."""
+
+    dtype: torch.dtype
+    placement: Placement
+    quantizer: BlockQuantizer | None
+    """Of gathers (qwZ)."""
+    weights: Weights | None
 
 
 class FlatParameter:
@@ -33,75 +58,111 @@ class FlatParameter:
         self,
         named_parameters: list[tuple[str, nn.Parameter]],
         *,
-        dtype: torch.dtype,
-        placement: Placement,
+        policy: ParameterPolicy,
+        gradients: GradientPolicy,
         communicator: Communicator,
-        communication_dtype: torch.dtype,
-        accumulate_in_fp32: bool,
-        pool: BufferPool,
+        arena: Arena,
         ledger: Ledger,
     ) -> None:
         self.parameters = [parameter for _, parameter in named_parameters]
-        self.trainable = self.parameters[0].requires_grad
-        self.placement = placement
+        self.policy = policy
         self._communicator = communicator
-        self._communication_dtype = communication_dtype
-        self._pool = pool
+        self._arena = arena
         self._ledger = ledger
-        shapes = [(name, tuple(parameter.shape)) for name, parameter in named_parameters]
-        self.layout = Layout.pack(shapes, communicator.world_size)
-        self.slot_of = {id(parameter): i for i, parameter in enumerate(self.parameters)}
-        self.gradient_dtype = torch.float32 if accumulate_in_fp32 else dtype
-
-        self.full, self.master = self._adopt(dtype)
+        self.layout = Layout.pack(
+            [(name, tuple(parameter.shape)) for name, parameter in named_parameters], communicator.shard.size
+        )
+        self.trainable = self.parameters[0].requires_grad
+        self._buffer: Buffer | None = None
+        self._adopt()
+        self._poison = torch.full((), math.nan, dtype=policy.dtype, device=self.full.device)
         self._views = [self.full[slot.offset : slot.end].view(slot.shape) for slot in self.layout.slots]
-        self._poison = torch.full((), math.nan, dtype=dtype, device=self.full.device)
-        begin, end = self.layout.shard_range(communicator.rank)
-        self.shard = self.full[begin:end].clone() if placement.parameters else self.full[begin:end]
-        if self.master is None and self.trainable:
-            self.master = self.shard if placement.optimizer else self.full
+        self._secondary: Tensor | None = None
+        self._secondary_valid = False
         self.present = True
-        self._charge_state(dtype)
-        self._point_at_views()
-
-        self.grad: Tensor | None = None
-        self.grad_shard: Tensor | None = None
-        self._filled = [False] * len(self.parameters)
-        self.used = [False] * len(self.parameters)
-        """Which parameters received a gradient on this rank since the last step."""
+        if self._buffer is None:
+            self._point_at_views()
+        else:
+            # Views can be made of a buffer with memory only.
+            self.release()
+        self.gradient = FlatGradient(self.parameters, self.layout, gradients, communicator, arena, ledger)
 
     # Construction.
 
-    def _adopt(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """Rank 0's values as one flat buffer, and as fp32 masters where the compute dtype is lower."""
-        device = self.parameters[0].device
+    def _adopt(self) -> None:
+        """Rank 0's values, or those of the weight files, as ``full``, ``shard`` and ``master``.
+
+        Each goes through fp32: a master starts from what the model was given, not from its rounding.
+        """
+        policy, layout = self.policy, self.layout
+        device = self._communicator.device
+        begin, end = layout.shard_range(self._communicator.shard.rank)
+        if self.parameters[0].is_meta:
+            needed = (begin, end) if policy.placement.parameters else (0, layout.size)
+            exact = self._read(*needed, device)
+        else:
+            needed = (0, layout.size)
+            exact = self._collect(device)
+        self.master: Tensor | None = None
+        if policy.placement.parameters:
+            mine = exact[begin - needed[0] : end - needed[0]]
+            self.shard = mine.to(policy.dtype, copy=True)
+            self._buffer = self._arena.reserve(layout.size, policy.dtype, "parameters")
+            self.full = self._arena.take(self._buffer)
+        else:
+            self.full = exact.to(policy.dtype)
+            self.shard = self.full[begin:end]
+            mine = exact[begin:end]
+        self._ledger.take("parameters", self.shard.nbytes if self._buffer else self.full.nbytes)
+        if self.trainable:
+            self._make_master(exact if not policy.placement.optimizer else mine)
+
+    def _make_master(self, exact: Tensor) -> None:
+        if self.policy.dtype == torch.float32:
+            self.master = self.shard if self.policy.placement.optimizer else self.full
+        else:
+            self.master = exact.to(torch.float32, copy=True)
+            self._ledger.take("optimizer", self.master.nbytes)
+
+    def _collect(self, device: torch.device) -> Tensor:
+        """Rank 0's values of all parameters, in fp32; the originals are freed one by one."""
         exact = torch.zeros(self.layout.size, dtype=torch.float32, device=device)
         for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
             exact[slot.offset : slot.end].copy_(parameter.detach().reshape(-1))
-            parameter.data = torch.empty(0, dtype=dtype, device=device)
+            parameter.data = torch.empty(0, dtype=self.policy.dtype, device=device)
         self._communicator.broadcast(exact)
-        if dtype == torch.float32:
-            return exact, None
-        if not self.trainable:
-            return exact.to(dtype), None
-        begin, end = self.master_range
-        return exact.to(dtype), exact[begin:end].clone()
+        return exact
 
-    def _charge_state(self, dtype: torch.dtype) -> None:
-        self._ledger.take("parameters", self.full.nbytes)
-        if self.placement.parameters:
-            self._ledger.take("parameters", self.shard.nbytes)
-        if self.trainable and dtype != torch.float32:
-            assert self.master is not None
-            self._ledger.take("optimizer", self.master.nbytes)
+    def _read(self, begin: int, end: int, device: torch.device) -> Tensor:
+        """Elements [begin, end) of the flat buffer from the weight files, in fp32."""
+        if self.policy.weights is None:
+            raise ValueError(
+                f"parameter {self.layout.slots[0].name} is on the meta device and has no values: pass "
+                "weights= to ZeroEngine, or build the model on a real device"
+            )
+        exact = torch.zeros(end - begin, dtype=torch.float32, device=device)
+        for piece in self.layout.pieces(begin, end):
+            values = self.policy.weights.read(piece.slot.name, piece.start, piece.length)
+            exact[piece.offset - begin : piece.offset - begin + piece.length].copy_(values)
+        for parameter in self.parameters:
+            # ``parameter.data = ...`` can't leave the meta device; a swap keeps the Parameter object.
+            real = torch.empty(0, dtype=self.policy.dtype, device=device)
+            torch.utils.swap_tensors(parameter, nn.Parameter(real, requires_grad=parameter.requires_grad))
+        return exact
+
+    def thaw(self) -> None:
+        """Parameters that were frozen are trained from now on: they get master weights."""
+        assert not self.trainable
+        self.trainable = True
+        self._make_master(self.shard if self.policy.placement.optimizer else self.full)
 
     # Where things are.
 
     @property
     def master_range(self) -> tuple[int, int]:
         """The part of the flat buffer that this rank's optimizer updates."""
-        if self.placement.optimizer:
-            return self.layout.shard_range(self._communicator.rank)
+        if self.policy.placement.optimizer:
+            return self.layout.shard_range(self._communicator.shard.rank)
         return 0, self.layout.size
 
     def master_pieces(self) -> list[tuple[Piece, Tensor]]:
@@ -113,118 +174,104 @@ class FlatParameter:
             for piece in self.layout.pieces(begin, end)
         ]
 
-    def slots(self) -> list[tuple[Slot, nn.Parameter, Tensor]]:
+    def slots(self) -> Iterator[tuple[Slot, nn.Parameter, Tensor]]:
         """Each parameter with its place and its view of ``full``."""
-        return list(zip(self.layout.slots, self.parameters, self._views, strict=True))
+        return zip(self.layout.slots, self.parameters, self._views, strict=True)
 
-    # Parameters: gather and release.
+    # Gather and release.
 
     def gather(self) -> Handle | None:
         """Start to fill ``full`` from the shards; nothing to do where parameters are whole or present."""
         if self.present:
             return None
-        self.full.untyped_storage().resize_(self.full.numel() * self.full.element_size())
-        self._ledger.take("parameters", self.full.nbytes)
-        handle = self._communicator.all_gather(self.full, self.shard)
+        assert self._buffer is not None
+        self._arena.take(self._buffer)
         self.present = True
         self._point_at_views()
-        return handle
+        return self._start_gather(self.full)
+
+    def take_part(self) -> Handle | None:
+        """Take part in a gather that another rank needs, without a use for it here."""
+        if not self.policy.placement.parameters:
+            return None
+        scratch = self._arena.borrow(self.layout.size, self.policy.dtype, "communication")
+        handle = self._start_gather(scratch)
+
+        def drop() -> None:
+            handle.wait()
+            self._arena.give_back(scratch)
+
+        return Handle([], drop)
 
     def release(self) -> None:
         """Free the full parameters at stage 3; the shard stays."""
-        if not self.placement.parameters or not self.present:
+        if self._buffer is None or not self.present:
             return
-        for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
-            parameter.data = self._poison.expand(slot.shape)
-        self._ledger.give("parameters", self.full.nbytes)
-        self.full.untyped_storage().resize_(0)
+        self._point_at_poison()
+        self._arena.give(self._buffer)
         self.present = False
+
+    def _start_gather(self, target: Tensor) -> Handle:
+        communicator = self._communicator
+        communicator.traffic.gathered += target.numel()
+        if communicator.mesh.secondary_size == 1:
+            return self._gather_from(communicator.shard, target, self.shard)
+        if self._secondary_valid:
+            assert self._secondary is not None
+            return communicator.all_gather(communicator.secondary, target, self._secondary)
+        # Set at once, so that the order of waits can't make ranks choose different groups.
+        self._secondary_valid = True
+        handle = self._gather_from(communicator.shard, target, self.shard)
+
+        def finish() -> None:
+            handle.wait()
+            self._keep_secondary(target)
+
+        return Handle([], finish)
+
+    def _gather_from(self, group: Group, target: Tensor, shard: Tensor) -> Handle:
+        quantizer = self.policy.quantizer
+        if quantizer is None:
+            return self._communicator.all_gather(group, target, shard)
+        packed_size = quantizer.packed_bytes(shard.numel())
+        everyones = self._arena.borrow(packed_size * group.size, torch.uint8, "communication")
+        parts = everyones.chunk(group.size)
+        quantizer.quantize(shard, parts[group.rank])
+
+        def unpack() -> None:
+            for packed, values in zip(parts, target.chunk(group.size), strict=True):
+                quantizer.dequantize(packed, values)
+            self._arena.give_back(everyones)
+
+        return self._communicator.all_gather(group, everyones, parts[group.rank], unpack)
+
+    def _keep_secondary(self, full: Tensor) -> None:
+        group = self._communicator.secondary
+        if self._secondary is None:
+            self._secondary = torch.empty_like(full.chunk(group.size)[0])
+            self._ledger.take("parameters", self._secondary.nbytes)
+        self._secondary.copy_(full.chunk(group.size)[group.rank])
 
     def _point_at_views(self) -> None:
         for parameter, view in zip(self.parameters, self._views, strict=True):
             parameter.data = view
 
-    # Gradients: accumulate, reduce, hand over.
-
-    def accumulate(self, parameter: nn.Parameter) -> None:
-        """Move a parameter's finished gradient into the flat one."""
-        assert parameter.grad is not None
-        if self.grad is None:
-            self.grad = self._pool.take(self.layout.size, self.gradient_dtype, "gradients")
-        index = self.slot_of[id(parameter)]
-        slot = self.layout.slots[index]
-        target = self.grad[slot.offset : slot.end].view(slot.shape)
-        if self._filled[index]:
-            target += parameter.grad
-        else:
-            target.copy_(parameter.grad)
-        parameter.grad = None
-        self._filled[index] = self.used[index] = True
-
-    def reduce(self) -> Handle:
-        """Start to sum the flat gradient over the ranks. Every rank calls it, used or not."""
-        grad = self._complete_grad()
-        self._filled = [False] * len(self.parameters)
-        if self._communicator.world_size == 1:
-            return Handle([])
-        sent = grad.to(self._communication_dtype)
-        if not self.placement.optimizer:
-            return Handle([self._communicator.all_reduce(sent)], lambda: self._keep_whole(sent))
-        return self._communicator.reduce_scatter(sent, self._keep_shard)
-
-    def _complete_grad(self) -> Tensor:
-        """The flat gradient with zeros where no parameter wrote, padding included."""
-        if self.grad is None:
-            self.grad = self._pool.take(self.layout.size, self.gradient_dtype, "gradients")
-        for slot, filled in zip(self.layout.slots, self._filled, strict=True):
-            if not filled:
-                self.grad[slot.offset : slot.end].zero_()
-        self.grad[self.layout.filled :].zero_()
-        return self.grad
-
-    def _keep_whole(self, reduced: Tensor) -> None:
-        assert self.grad is not None
-        if reduced is not self.grad:
-            self.grad.copy_(reduced)
-
-    def _keep_shard(self, reduced: Tensor) -> None:
-        """Stage 1 keeps its part inside the full gradient; stages 2 and 3 free that and add to a shard."""
-        assert self.grad is not None
-        if not self.placement.gradients:
-            begin, end = self.layout.shard_range(self._communicator.rank)
-            self.grad[begin:end].copy_(reduced)
-            return
-        if self.grad_shard is None:
-            self.grad_shard = self._pool.take(self.layout.shard_size, self.gradient_dtype, "gradients")
-            self.grad_shard.zero_()
-        self.grad_shard += reduced
-        self._pool.give(self.grad, "gradients")
-        self.grad = None
-
-    def reduced_grad(self) -> Tensor:
-        """The summed gradient of ``master_range``."""
-        if self.placement.gradients:
-            assert self.grad_shard is not None
-            return self.grad_shard
-        assert self.grad is not None
-        begin, end = self.master_range
-        return self.grad[begin:end]
-
-    def finish_step(self) -> None:
-        """Forget the step's gradient; its buffers stay."""
-        if self.grad_shard is not None:
-            self.grad_shard.zero_()
-        self.used = [False] * len(self.parameters)
+    def _point_at_poison(self) -> None:
+        for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
+            parameter.data = self._poison.expand(slot.shape)
 
     # After an update.
 
     def refresh(self) -> Handle | None:
-        """Bring the updated master weights back to where forward reads them, on every rank."""
+        """Bring the updated master weights to where forward reads them, on every rank."""
+        self._secondary_valid = False
         if self.master is None:
             return None
-        target = self.shard if self.placement.optimizer else self.full
+        placement = self.policy.placement
+        target = self.shard if placement.optimizer else self.full
         if self.master.data_ptr() != target.data_ptr():
             target.copy_(self.master)
-        if self.placement.optimizer and not self.placement.parameters:
-            return self._communicator.all_gather(self.full, self.shard)
+        if placement.optimizer and not placement.parameters:
+            self._communicator.traffic.gathered += self.full.numel()
+            return self._gather_from(self._communicator.shard, self.full, self.shard)
         return None

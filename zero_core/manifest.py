@@ -42,6 +42,8 @@ class Manifest:
     files: dict[str, StoredFile]
     state: dict[str, Any]
     """What the training loop needs to go on: the sample cursor and whatever it adds."""
+    scaler: dict[str, float] | None = None
+    """Of fp16's loss scale."""
 
     def write(self, directory: Path) -> str:
         return durable.write_json(directory / NAME, {"format": FORMAT, **asdict(self)})

@@ -1,19 +1,24 @@
-"""The optimizer over a rank's masters: ``torch.optim.AdamW``, one instance for each flat parameter.
+"""The optimizer over a rank's masters: one of ``torch.optim``, an instance for each flat parameter.
 
 Each parameter's piece is a tensor of its own to torch, so weight-decay groups, per-parameter step counts
-and leaving an unused parameter alone are torch's own behaviour, whatever the sharding.
+and leaving an unused parameter alone are torch's own behaviour, whatever the sharding. That is why the
+class must be element-wise: a piece has to be updated as it would be inside the whole parameter.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from zero_core.config import AdamWConfig
+from zero_core.config import OptimizerConfig
 from zero_core.flat_parameter import FlatParameter
 from zero_core.layout import Layout, Piece
 from zero_core.memory import Ledger
+
+SCALES_GRADIENTS = ("Adagrad", "Adam", "AdamW", "SGD")
+"""Classes whose fused kernel divides the gradient by ``grad_scale`` on its way, saving a pass over it."""
 
 
 @dataclass(frozen=True)
@@ -26,98 +31,141 @@ class Owned:
 
     master: Tensor
     state: dict[str, Tensor]
-    """torch's own state: full-length tensors of the piece, and 0-dim ones for the whole parameter."""
+    """torch's own: full-length tensors of the piece, and 0-dim ones for the whole parameter.
+
+    Empty before the parameter's first update.
+    """
 
 
 class ShardedOptimizer:
     def __init__(
         self,
         flats: list[FlatParameter],
-        config: AdamWConfig,
+        config: OptimizerConfig,
         lr_schedule: Callable[[int], float] | None,
         ledger: Ledger,
     ) -> None:
-        self._flats = flats
         self._config = config
         self._lr_schedule = lr_schedule
         self._ledger = ledger
-        self._pieces = [flat.master_pieces() for flat in flats]
-        self._optimizers = [self._build(pieces) for pieces in self._pieces]
         self._charged = 0
+        self._parts: list[_Part] = []
+        for flat in flats:
+            self.add(flat)
 
-    def _build(self, pieces: list[tuple[Piece, Tensor]]) -> torch.optim.Optimizer | None:
-        """None where this rank's shard is all padding."""
-        decayed = [master for piece, master in pieces if len(piece.slot.shape) >= 2]
-        kept = [master for piece, master in pieces if len(piece.slot.shape) < 2]
-        groups = [
-            {"params": params, "weight_decay": decay}
-            for params, decay in ((decayed, self._config.weight_decay), (kept, 0.0))
-            if params
-        ]
-        if not groups:
-            return None
-        return torch.optim.AdamW(
-            groups, lr=self._config.lr, betas=self._config.betas, eps=self._config.eps, fused=True
-        )
+    def add(self, flat: FlatParameter) -> None:
+        """Train ``flat`` from the next step on."""
+        self._parts.append(_Part(flat, self._config))
 
     def lr_at(self, steps: int) -> float:
         return self._config.lr * (1.0 if self._lr_schedule is None else self._lr_schedule(steps))
 
-    def step(self, lr: float, factor: float, used: list[bool]) -> None:
+    def step(self, lr: float, factor: float, used: dict[FlatParameter, list[bool]]) -> None:
         """Update this rank's masters with the reduced gradients times ``factor``.
 
-        ``used`` has an entry a parameter, in the flats' order: an unused one is left alone, weight decay
+        ``used`` has an entry for each parameter of a flat one: an unused one is left alone, weight decay
         and momentum included, as torch leaves a parameter whose gradient is None.
         """
-        first = 0
-        for flat, pieces, optimizer in zip(self._flats, self._pieces, self._optimizers, strict=True):
-            flags = dict(zip(flat.layout.slots, used[first:], strict=False))
-            first += len(flat.layout.slots)
-            if optimizer is None:
-                continue
-            gradient = flat.reduced_grad().to(torch.float32)
-            gradient.mul_(factor)
-            begin, _ = flat.master_range
-            for piece, master in pieces:
-                if flags[piece.slot]:
-                    master.grad = gradient[piece.offset - begin : piece.offset - begin + piece.length]
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        for part in self._parts:
+            part.step(lr, factor, used[part.flat])
         self._charge()
 
-    def owned(self) -> list[Owned]:
-        """Every piece with its state, creating what torch would create at the first step."""
-        self.materialize()
-        return [
-            Owned(piece, flat.layout, master, optimizer.state[master])
-            for flat, pieces, optimizer in zip(self._flats, self._pieces, self._optimizers, strict=True)
-            if optimizer is not None
-            for piece, master in pieces
-        ]
+    def owned(self) -> Iterator[Owned]:
+        """Every piece with its state."""
+        for part in self._parts:
+            yield from part.owned()
 
-    def materialize(self) -> None:
-        """Give every piece its zero state, so that loading and saving need not ask what exists."""
-        for pieces, optimizer in zip(self._pieces, self._optimizers, strict=True):
-            for _, master in pieces:
-                assert optimizer is not None
-                if not optimizer.state[master]:
-                    optimizer.state[master] = {
-                        "step": torch.zeros((), dtype=torch.float32, device=master.device),
-                        "exp_avg": torch.zeros_like(master),
-                        "exp_avg_sq": torch.zeros_like(master),
-                    }
+    def restore(self, owned: Owned) -> None:
+        """Make ``owned.state`` the state of its piece; the tensors are kept, not copied."""
+        for part in self._parts:
+            if part.flat.layout is owned.layout:
+                part.restore(owned.master, owned.state)
         self._charge()
 
     def _charge(self) -> None:
         """Account for the state that torch allocated since the last call."""
-        held = sum(
-            tensor.nbytes
-            for optimizer in self._optimizers
-            if optimizer is not None
-            for state in optimizer.state.values()
-            for tensor in state.values()
-        )
-        self._ledger.take("optimizer", held - self._charged)
+        held = sum(part.state_bytes() for part in self._parts)
+        if held >= self._charged:
+            self._ledger.take("optimizer", held - self._charged)
+        else:
+            self._ledger.give("optimizer", self._charged - held)
         self._charged = held
+
+
+class _Part:
+    """The optimizer of one flat parameter's pieces; without pieces where the shard is all padding."""
+
+    def __init__(self, flat: FlatParameter, config: OptimizerConfig) -> None:
+        self.flat = flat
+        self._pieces = flat.master_pieces()
+        self._index = {slot: index for index, slot in enumerate(flat.layout.slots)}
+        self._divides = config.name in SCALES_GRADIENTS
+        self._optimizer = _build(self._pieces, config)
+
+    def step(self, lr: float, factor: float, used: list[bool]) -> None:
+        if self._optimizer is None:
+            return
+        masters = []
+        for piece, master in self._pieces:
+            index = self._index[piece.slot]
+            if used[index]:
+                master.grad = self.flat.gradient.of(piece, index).to(master.dtype)
+                masters.append(master)
+        self._scale(masters, factor)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _scale(self, masters: list[Tensor], factor: float) -> None:
+        if self._divides:
+            # Where torch.amp.GradScaler leaves it for the fused kernels.
+            divisor = None if factor == 1.0 else torch.tensor(1.0 / factor, device=self.flat.full.device)
+            vars(self._optimizer)["grad_scale"] = divisor
+        elif factor != 1.0:
+            for master in masters:
+                assert master.grad is not None
+                master.grad.mul_(factor)
+
+    def owned(self) -> Iterator[Owned]:
+        for piece, master in self._pieces:
+            assert self._optimizer is not None
+            state = self._optimizer.state.get(master, {})
+            yield Owned(piece, self.flat.layout, master, {k: v for k, v in state.items() if v is not None})
+
+    def restore(self, master: Tensor, state: dict[str, Tensor]) -> None:
+        assert self._optimizer is not None
+        # torch wants the step count beside the weights for its fused kernels, else on the host.
+        fused = self._optimizer.defaults.get("fused")
+        self._optimizer.state[master] = {
+            key: value.to(master.device) if value.dim() or fused else value for key, value in state.items()
+        }
+
+    def state_bytes(self) -> int:
+        return sum(value.nbytes for owned in self.owned() for value in owned.state.values())
+
+
+def _build(pieces: list[tuple[Piece, Tensor]], config: OptimizerConfig) -> torch.optim.Optimizer | None:
+    decayed = [master for piece, master in pieces if len(piece.slot.shape) >= 2]
+    kept = [master for piece, master in pieces if len(piece.slot.shape) < 2]
+    groups = [
+        {"params": params, "weight_decay": decay}
+        for params, decay in ((decayed, config.weight_decay), (kept, 0.0))
+        if params
+    ]
+    if not groups:
+        return None
+    kind = getattr(torch.optim, config.name)
+    options = dict(config.options)
+    accepted = inspect.signature(kind).parameters
+    unknown = sorted(options.keys() - accepted.keys())
+    if unknown:
+        raise ValueError(f"optimizer options: {config.name} has no option {', '.join(unknown)}")
+    if "fused" in accepted:
+        options.setdefault("fused", True)
+    if "weight_decay" not in accepted:
+        if config.weight_decay:
+            raise ValueError(f"weight_decay: {config.name} has no weight decay")
+        groups = [{"params": group["params"]} for group in groups]
+    optimizer: torch.optim.Optimizer = kind(groups, lr=config.lr, **options)
+    return optimizer

@@ -1,46 +1,83 @@
-"""Which parameter goes to which unit. The same on every rank, since it depends on the model alone."""
+"""Which parameter goes to which unit. The same on every rank, since it depends on the model alone.
+
+- A unit for each block: the model's own block classes, or the items of its module lists.
+- Outside the blocks, a unit for each large table: an embedding or a linear layer. Tables that share a
+  parameter, as tied embeddings do, are one unit of several modules.
+- The rest, norms and scales, is the root unit, which is there through all of a forward or backward.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
+TABLES = (nn.Embedding, nn.Linear)
+"""Exact classes: a subclass may let its parent read its parameters, as in ``nn.MultiheadAttention``."""
+
 
 @dataclass(frozen=True)
 class Part:
-    """One unit to be: the module whose forward needs the parameters."""
+    """One unit to be: the modules whose forward needs the parameters."""
 
     name: str
-    module: nn.Module
+    modules: list[nn.Module]
     parameters: list[tuple[str, nn.Parameter]]
 
 
 def partition(model: nn.Module, unit_classes: tuple[str, ...] = ()) -> list[Part]:
-    """The root unit, then a unit for each block in the order of registration; empty ones are left out.
+    """The root unit first, then the others in the order of registration; empty ones are left out.
 
-    A parameter that modules of two units share belongs to the root, which holds it through all of
-    forward: it is gathered, reduced and updated once.
+    A parameter that modules of two blocks share belongs to the root: it is gathered, reduced and updated
+    once. Parameters of integer dtypes stay as they are on every rank: they have no gradient.
     """
-    blocks = _blocks(model, unit_classes)
+    claims = {"": [model]} | _blocks(model, unit_classes)
+    inside = {
+        id(module) for name, modules in claims.items() if name for m in modules for module in m.modules()
+    }
+    for name, module in model.named_modules():
+        if name and type(module) in TABLES and id(module) not in inside:
+            claims[name] = [module]
+    claims = {name: claims[name] for name, _ in model.named_modules() if name in claims}
     owners: dict[int, set[str]] = {}
-    for name, block in blocks.items():
-        for parameter in block.parameters():
-            owners.setdefault(id(parameter), set()).add(name)
-    inside = {id(module) for block in blocks.values() for module in block.modules()}
+    for name, (module, *_) in claims.items():
+        if name:
+            for parameter in module.parameters():
+                owners.setdefault(id(parameter), set()).add(name)
+    claimed = inside | {id(modules[0]) for name, modules in claims.items() if name}
     for module in model.modules():
-        if id(module) not in inside:
+        if id(module) not in claimed:
             for parameter in module.parameters(recurse=False):
                 owners.setdefault(id(parameter), set()).add("")
+    return _parts(model, claims, owners)
 
-    parameters: dict[str, list[tuple[str, nn.Parameter]]] = {name: [] for name in ("", *blocks)}
+
+def _parts(model: nn.Module, claims: dict[str, list[nn.Module]], owners: dict[int, set[str]]) -> list[Part]:
+    parameters: dict[str, list[tuple[str, nn.Parameter]]] = {name: [] for name in claims}
+    modules = {name: list(claimed) for name, claimed in claims.items()}
     for name, parameter in model.named_parameters():
-        holders = owners[id(parameter)]
-        parameters[holders.copy().pop() if len(holders) == 1 else ""].append((name, parameter))
-    modules = {"": model, **blocks}
-    return [Part(name, modules[name], held) for name, held in parameters.items() if held]
+        if parameter.is_floating_point():
+            holders = owners[id(parameter)]
+            holder = _common_holder(holders, claims)
+            parameters[holder].append((name, parameter))
+            if holder:
+                modules[holder] += [claims[other][0] for other in sorted(holders - {holder})]
+    return [Part(name, _distinct(modules[name]), held) for name, held in parameters.items() if held]
 
 
-def _blocks(model: nn.Module, unit_classes: tuple[str, ...]) -> dict[str, nn.Module]:
+def _common_holder(holders: set[str], claims: dict[str, list[nn.Module]]) -> str:
+    """The unit that a parameter of several claimants belongs to: of tables the first, else the root."""
+    if len(holders) == 1:
+        return next(iter(holders))
+    if all(name and type(claims[name][0]) in TABLES for name in holders):
+        return next(name for name in claims if name in holders)
+    return ""
+
+
+def _distinct(modules: list[nn.Module]) -> list[nn.Module]:
+    return list({id(module): module for module in modules}.values())
+
+
+def _blocks(model: nn.Module, unit_classes: tuple[str, ...]) -> dict[str, list[nn.Module]]:
     """Modules of the named classes, else of the model's own block classes, else the items of its lists."""
     classes = set(unit_classes) or _declared_block_classes(model)
     if classes:
@@ -51,7 +88,7 @@ def _blocks(model: nn.Module, unit_classes: tuple[str, ...]) -> dict[str, nn.Mod
     else:
         lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList)]
         found = [(f"{name}.{i}", block) for name, blocks in lists for i, block in enumerate(blocks)]
-    return _outermost(found)
+    return {name: [module] for name, module in _outermost(found).items()}
 
 
 def _declared_block_classes(model: nn.Module) -> set[str]:

@@ -1,7 +1,8 @@
 """Which of a unit's three states is sharded: what a ZeRO stage means, and nothing else.
 
 Rajbhandari et al. 2020, section 5: stage 1 partitions optimizer state, stage 2 also gradients, stage 3
-also parameters.
+also parameters. What is not sharded inside a shard group is whole on each of its ranks; between the
+replicas of a mesh nothing is sharded.
 """
 
 from dataclasses import dataclass
@@ -19,8 +20,13 @@ class Placement:
     """Each rank keeps the optimizer state of its shard alone, and updates that."""
 
     @classmethod
-    def of(cls, stage: int, world_size: int) -> "Placement":
-        """A group of one has nothing to share with: everything is whole and nothing is kept twice."""
-        if world_size == 1:
+    def of(cls, stage: int, shard_size: int, accumulate_locally: bool = False) -> "Placement":
+        """A group of one has nothing to share with: everything is whole and nothing is kept twice.
+
+        With ``accumulate_locally`` the full gradient is kept until the accumulation boundary.
+        """
+        if shard_size == 1:
             return cls(False, False, False)
-        return cls(parameters=stage >= 3, gradients=stage >= 2, optimizer=stage >= 1)
+        return cls(
+            parameters=stage >= 3, gradients=stage >= 2 and not accumulate_locally, optimizer=stage >= 1
+        )

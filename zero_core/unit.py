@@ -1,10 +1,12 @@
 """A unit: the parameters that are gathered, reduced and freed together, and the hooks that see to it.
 
-Forward: gather before the module runs, release after it. Backward: gather when a gradient reaches an
-output of the module, reduce once every trainable parameter has its gradient, release then.
-The root unit is the model itself with every parameter that no other unit holds.
+Forward: the schedule is asked for the parameters before a module of the unit runs, and told after it.
+Backward: it is asked when a gradient reaches an output of the module, and told once every trainable
+parameter has its gradient, or backward has passed the module's inputs.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
 
@@ -20,6 +22,7 @@ from zero_core.flat_parameter import FlatParameter
 class Pass(Enum):
     """What the engine is in the middle of."""
 
+    IDLE = auto()
     FORWARD = auto()
     BACKWARD = auto()
     """A module that runs now is being recomputed: its parameters stay for the gradients to come."""
@@ -28,104 +31,179 @@ class Pass(Enum):
 
 
 class Schedule(Protocol):
-    """What a unit needs to know of the engine."""
+    """When gathers and reductions run; each returns once the caller may go on."""
 
-    current_pass: Pass
+    current: Pass
 
-    def gradients_ready(self, unit: "Unit") -> None: ...
+    def need(self, unit: "Unit") -> None:
+        """The unit's parameters are whole when this returns."""
+        ...
+
+    def used(self, unit: "Unit") -> None:
+        """A module of the unit has run forward."""
+        ...
+
+    def ready(self, unit: "Unit") -> None:
+        """Backward has what it needs of the unit: its gradients can be reduced."""
+        ...
 
 
 class Unit:
-    def __init__(self, name: str, module: nn.Module, flats: list[FlatParameter], schedule: Schedule) -> None:
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        modules: list[nn.Module],
+        flats: list[FlatParameter],
+        schedule: Schedule,
+        watch_inputs: bool,
+    ) -> None:
+        self.index = index
         self.name = name
-        self.module = module
+        self.modules = modules
         self.flats = flats
         self._schedule = schedule
+        self._watch_inputs = watch_inputs
         self._gathers: list[Handle] = []
-        self._awaited = self._count_trainable()
-        self._handles = [
-            module.register_forward_pre_hook(self._before_forward, prepend=True),
-            module.register_forward_hook(self._after_forward),
-        ]
-        for flat in self.trainable_flats:
-            for parameter in flat.parameters:
-                hook = self._gradient_hook(flat)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        self.calls = 0
+        """Forward calls of the unit's modules since the last ``start_forward``."""
+        self._backward_calls = 0
+        """Of these, the ones that backward will go through."""
+        self._watched_calls = 0
+        """Of these, the ones whose inputs tell when backward has passed them."""
+        self._open_calls = 0
+        """Of these, the ones whose inputs still wait for their gradients."""
+        self._awaited = 0
+        """Trainable parameters that have no gradient of this backward yet."""
+        self._hooked: set[nn.Parameter] = set()
+        self._handles: list[Any] = []
+        for module in modules:
+            self._handles.append(
+                module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
+            )
+            self._handles.append(module.register_forward_hook(self._after_forward))
 
     @property
     def trainable_flats(self) -> list[FlatParameter]:
         return [flat for flat in self.flats if flat.trainable]
 
     @property
-    def _all_trainable(self) -> bool:
-        return all(flat.trainable for flat in self.flats)
-
-    def _count_trainable(self) -> int:
-        return sum(len(flat.parameters) for flat in self.trainable_flats)
+    def size(self) -> int:
+        """Elements, padding included."""
+        return sum(flat.layout.size for flat in self.flats)
 
     # Parameters.
+
+    @property
+    def present(self) -> bool:
+        """Gathered, or being gathered."""
+        return all(flat.present for flat in self.flats)
 
     def start_gather(self) -> None:
         """Start to gather what is not there; a second call before the wait does nothing."""
         self._gathers += [handle for flat in self.flats if (handle := flat.gather()) is not None]
 
-    def gather(self) -> None:
-        """The unit's parameters are whole when this returns."""
-        self.start_gather()
+    def take_part(self) -> None:
+        """Take part in a gather that only other ranks need."""
+        for handle in [h for flat in self.flats if (h := flat.take_part()) is not None]:
+            handle.wait()
+
+    def wait(self) -> None:
+        """The parameters are whole when this returns, if a gather was started."""
         for handle in self._gathers:
             handle.wait()
         self._gathers = []
 
     def release(self) -> None:
+        self.wait()
         for flat in self.flats:
             flat.release()
 
     # Gradients.
 
-    def reduce(self) -> list[Handle]:
-        """Start to reduce the unit's gradients, and release what backward no longer reads.
-
-        A frozen parameter may still be needed for the gradient of the unit's input, so a unit that has
-        one keeps its parameters until backward ends.
-        """
-        handles = [flat.reduce() for flat in self.trainable_flats]
-        if self._all_trainable and self._awaited == 0:
-            self.release()
-        return handles
+    def start_forward(self) -> None:
+        self.calls = self._backward_calls = self._watched_calls = self._open_calls = 0
 
     def start_backward(self) -> None:
-        self._awaited = self._count_trainable()
+        """Await a gradient of each parameter that is to be trained now: some may be frozen, or thawed."""
+        self._awaited = 0
+        for flat in self.trainable_flats:
+            if flat.gradient.direct:
+                continue
+            for index, parameter in enumerate(flat.parameters):
+                if parameter.requires_grad:
+                    self._awaited += 1
+                    if parameter not in self._hooked:
+                        self._hook(flat, index)
+
+    def _hook(self, flat: FlatParameter, index: int) -> None:
+        parameter = flat.parameters[index]
+        self._hooked.add(parameter)
+        hook = self._gradient_hook(flat, index)
+        self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     @property
-    def ready(self) -> bool:
+    def complete(self) -> bool:
         """Every trainable parameter has its gradient of this backward."""
         return self._awaited == 0
 
+    @property
+    def passed(self) -> bool:
+        """Backward needs the unit's parameters no more, as far as its inputs can tell.
+
+        A gradient may still come, from a computation inside that hangs on no input.
+        """
+        return self._watched_calls == self._backward_calls and self._open_calls == 0
+
+    @property
+    def pending(self) -> bool:
+        """A gradient has come that no reduction has taken yet."""
+        return any(flat.gradient.pending for flat in self.trainable_flats)
+
+    def reduce(self) -> list[Handle]:
+        """Start to reduce the unit's gradients."""
+        return [flat.gradient.reduce() for flat in self.trainable_flats]
+
     # Hooks.
 
-    def _before_forward(self, module: nn.Module, args: Any) -> None:
-        self.gather()
+    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._schedule.current is Pass.HELD:
+            return
+        self._schedule.need(self)
+        if self._watch_inputs and self._schedule.current is Pass.FORWARD and torch.is_grad_enabled():
+            inputs = _differentiable((args, kwargs))
+            if inputs:
+                self._watched_calls += 1
+                self._open_calls += 1
+                register_multi_grad_hook(inputs, self._inputs_have_gradients, mode="all")
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._schedule.current_pass is not Pass.FORWARD:
+        if self._schedule.current is not Pass.FORWARD:
             return
-        differentiable = [
-            leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad
-        ]
-        if differentiable and torch.is_grad_enabled():
-            register_multi_grad_hook(differentiable, self._before_backward, mode="any")
-        self.release()
+        if self._watch_inputs and torch.is_grad_enabled():
+            outputs = _differentiable(output)
+            if outputs:
+                self._backward_calls += 1
+                register_multi_grad_hook(outputs, self._before_backward, mode="any")
+        self.calls += 1
+        self._schedule.used(self)
 
     def _before_backward(self, grad: Tensor) -> None:
-        self.gather()
+        if self._schedule.current is not Pass.BACKWARD:
+            raise RuntimeError("at stage 3 backward is the engine's: call engine.backward(loss)")
+        self._schedule.need(self)
 
-    def _gradient_hook(self, flat: FlatParameter) -> Any:
+    def _inputs_have_gradients(self, grads: Sequence[Tensor | None]) -> None:
+        self._open_calls -= 1
+        if self._open_calls == 0:
+            self._schedule.ready(self)
+
+    def _gradient_hook(self, flat: FlatParameter, index: int) -> Callable[[Tensor], None]:
         def on_gradient(parameter: Tensor) -> None:
-            assert isinstance(parameter, nn.Parameter)
-            flat.accumulate(parameter)
+            flat.gradient.accumulate(index)
             self._awaited -= 1
-            if self.ready:
-                self._schedule.gradients_ready(self)
+            if self._awaited == 0:
+                self._schedule.ready(self)
 
         return on_gradient
 
@@ -133,3 +211,15 @@ class Unit:
         """Remove every hook."""
         for handle in self._handles:
             handle.remove()
+
+
+def _differentiable(structure: Any) -> list[Tensor]:
+    """The tensors in nested containers, dataclasses included, that gradients flow to."""
+    found: list[Tensor] = []
+    for leaf in tree_leaves(structure):
+        if isinstance(leaf, Tensor):
+            if leaf.requires_grad:
+                found.append(leaf)
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            found += _differentiable([getattr(leaf, field.name) for field in fields(leaf)])
+    return found

@@ -22,19 +22,23 @@ def names(model: nn.Module, unit_classes: tuple[str, ...] = ()) -> dict[str, lis
     return {part.name: [name for name, _ in part.parameters] for part in partition(model, unit_classes)}
 
 
-def test_a_transformers_blocks_are_its_units_and_the_rest_is_the_root() -> None:
+def test_a_transformers_blocks_and_tables_are_its_units_and_the_rest_is_the_root() -> None:
     parts = names(build_model(tied=False))
-    assert list(parts) == ["", "model.layers.0", "model.layers.1"]
-    assert parts[""] == ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
+    assert list(parts) == ["", "model.embed_tokens", "model.layers.0", "model.layers.1", "lm_head"]
+    assert parts[""] == ["model.norm.weight"]
+    assert parts["lm_head"] == ["lm_head.weight"]
 
 
 def test_a_tied_parameter_is_held_once() -> None:
-    parts = names(build_model(tied=True))
-    assert parts[""] == ["model.embed_tokens.weight", "model.norm.weight"]
+    model = build_model(tied=True)
+    (table,) = [part for part in partition(model) if part.name == "model.embed_tokens"]
+    assert [name for name, _ in table.parameters] == ["model.embed_tokens.weight"]
+    assert table.modules == [model.get_input_embeddings(), model.get_output_embeddings()]
+    assert "lm_head" not in names(model)
 
 
 def test_without_declared_blocks_the_items_of_lists_are_units() -> None:
-    assert list(names(Tower())) == ["", "blocks.0", "blocks.1"]
+    assert list(names(Tower())) == ["blocks.0", "blocks.1", "head"]
 
 
 def test_a_parameter_shared_by_two_units_belongs_to_the_root() -> None:

@@ -1,0 +1,43 @@
+"""DeepSpeed's ZeRO stages over torch's fused AdamW, every parameter sharded at stage 3."""
+
+import logging
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.engines import ADAMW, Setup, Step, Train
+
+if not torch.cuda.is_available():
+    # Read when deepspeed is imported, which otherwise picks by the accelerator libraries that it finds.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import deepspeed
+
+
+def build(model: nn.Module, setup: Setup) -> Train:
+    # It reports its configuration at length, in every run.
+    logging.disable(logging.WARNING)
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": setup.rows,
+        "zero_optimization": {"stage": setup.stage},
+        # Said of any optimizer that DeepSpeed does not ship itself.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": setup.precision == "bf16"},
+    }
+    if setup.stage == 3:
+        # By default small parameters stay whole, which is no stage 3 for a model of small blocks.
+        config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    deepspeed.init_distributed("nccl" if setup.device.type == "cuda" else "gloo")
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW, fused=True)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+
+    def train(tokens: Tensor) -> Step:
+        loss = engine(input_ids=tokens, labels=tokens).loss
+        engine.backward(loss)
+        engine.step()
+        return Step(loss.detach())
+
+    return train

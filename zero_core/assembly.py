@@ -1,0 +1,139 @@
+"""From a model and its configuration to the engine's parts, in the order in which they need each other."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from zero_core.arena import Arena
+from zero_core.buffers import adopt_buffers
+from zero_core.collectives import Communicator
+from zero_core.config import Precision, ZeroConfig
+from zero_core.flat_gradient import GradientPolicy
+from zero_core.flat_parameter import FlatParameter, ParameterPolicy, Weights
+from zero_core.memory import Ledger
+from zero_core.mesh import Mesh
+from zero_core.partition import Part, partition
+from zero_core.placement import Placement
+from zero_core.quantization import BlockQuantizer
+from zero_core.schedule import ReplicatedSchedule
+from zero_core.sharded_schedule import Lookahead, ShardedSchedule
+from zero_core.unit import Unit
+
+DTYPES: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class Assembly:
+    device: torch.device
+    ledger: Ledger
+    communicator: Communicator
+    schedule: ReplicatedSchedule | ShardedSchedule
+    units: list[Unit]
+
+
+def assemble(
+    model: nn.Module, config: ZeroConfig, weights: Weights | None, device: torch.device | None
+) -> Assembly:
+    """Collective. Raises PlanMismatch where ranks hold different models, ValueError for what can't be."""
+    parts = partition(model, config.unit_classes)
+    if not any(parameter.requires_grad for part in parts for _, parameter in part.parameters):
+        raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
+    device = device or _device_of(model)
+    ledger = Ledger()
+    arena = Arena(device, ledger)
+    timeout = timedelta(seconds=config.timeout_seconds)
+    communicator = Communicator(device, mesh_of(config), arena, timeout)
+    communicator.check_same(_digest(parts, config), "names, shapes or order of parameters, or the plan,")
+    placement = Placement.of(config.stage, communicator.shard.size, config.accumulate_locally)
+    schedule = _schedule(config, placement, communicator)
+    parameters, gradients = _policies(config, placement, communicator, weights)
+    units = []
+    for index, part in enumerate(parts):
+        flats = [
+            FlatParameter(
+                [(name, p) for name, p in part.parameters if p.requires_grad is trainable],
+                policy=parameters,
+                gradients=gradients,
+                communicator=communicator,
+                arena=arena,
+                ledger=ledger,
+            )
+            for trainable in (True, False)
+            if any(p.requires_grad is trainable for _, p in part.parameters)
+        ]
+        units.append(Unit(index, part.name, part.modules, flats, schedule, placement.parameters))
+    adopt_buffers(model, communicator)
+    schedule.adopt(units)
+    return Assembly(device, ledger, communicator, schedule, units)
+
+
+def mesh_of(config: ZeroConfig) -> Mesh:
+    """Ranks as the configuration groups them. A hybrid strategy shards inside a node."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    shard_size = config.shard_size
+    if shard_size is None and config.strategy in ("hybrid_shard", "hybrid_shard_zero2"):
+        shard_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    return Mesh(rank, world_size, shard_size or world_size, config.secondary_shard_size or 1)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    device = next(model.parameters()).device
+    if device.type != "meta":
+        return device
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _schedule(
+    config: ZeroConfig, placement: Placement, communicator: Communicator
+) -> ReplicatedSchedule | ShardedSchedule:
+    if not placement.parameters:
+        return ReplicatedSchedule(config.reduce_bucket_size)
+    lookahead = Lookahead(
+        config.allgather_bucket_size, config.prefetch_bucket_size, config.reduce_bucket_size
+    )
+    return ShardedSchedule(communicator, lookahead)
+
+
+def _policies(
+    config: ZeroConfig, placement: Placement, communicator: Communicator, weights: Weights | None
+) -> tuple[ParameterPolicy, GradientPolicy]:
+    dtype = DTYPES[config.precision]
+    accumulates = config.gradient_accumulation_steps > 1
+    gradient_dtype = torch.float32 if accumulates else dtype
+    parameters = ParameterPolicy(
+        dtype=dtype,
+        placement=placement,
+        quantizer=BlockQuantizer(bits=8) if config.quantized_weights else None,
+        weights=weights,
+    )
+    bits = {"int8": 8, "int4": 4}
+    gradients = GradientPolicy(
+        placement=placement,
+        dtype=gradient_dtype,
+        communication_dtype=DTYPES[config.communication_dtype or config.precision],
+        quantizer=BlockQuantizer(bits=bits[config.quantized_gradients])
+        if config.quantized_gradients
+        else None,
+        direct=communicator.world_size == 1 and gradient_dtype == dtype,
+    )
+    return parameters, gradients
+
+
+def _digest(parts: list[Part], config: ZeroConfig) -> bytes:
+    text = [
+        (part.name, [(name, tuple(p.shape), p.requires_grad) for name, p in part.parameters])
+        for part in parts
+    ]
+    return hashlib.sha256(repr((text, config)).encode()).digest()

@@ -1,0 +1,295 @@
+"""One flat parameter's gradient: accumulated from autograd, reduced over the ranks, handed to the optimizer.
+
+Who owns memory when, at N ranks of a shard group (P elements, padding included):
+
+- ``whole`` (P): from backward's first touch until it is reduced; at stages 0 and 1 until the step ends.
+- ``shard`` (P/N): the sum over ranks of this rank's part, from the first reduction until the step ends,
+  at stages 2 and 3. At stage 1 it is a part of ``whole``, at stage 0 all of it.
+- ``error`` (P, with quantized gradients): what quantization lost, to be added to the next gradient.
+- One rank alone keeps nothing: the gradient stays where autograd put it.
+
+What is accumulated is the gradient of the loss's sum; nothing here divides (see ``engine``).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from zero_core.arena import Arena
+from zero_core.collectives import Communicator, Handle
+from zero_core.layout import Layout, Piece
+from zero_core.memory import Ledger
+from zero_core.norm import square_sum
+from zero_core.placement import Placement
+from zero_core.quantization import BlockQuantizer
+
+
+@dataclass(frozen=True)
+class GradientPolicy:
+    """How every flat gradient of an engine is kept."""
+
+    placement: Placement
+    dtype: torch.dtype
+    """That gradients accumulate in: fp32 where several micro-batches make a step."""
+    communication_dtype: torch.dtype
+    quantizer: BlockQuantizer | None
+    """Of reductions (qgZ)."""
+    direct: bool
+    """Autograd's own ``.grad`` is good enough: one rank, and nothing to accumulate in another dtype."""
+
+
+class FlatGradient:
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        layout: Layout,
+        policy: GradientPolicy,
+        communicator: Communicator,
+        arena: Arena,
+        ledger: Ledger,
+    ) -> None:
+        self._parameters = parameters
+        self._layout = layout
+        self._policy = policy
+        self._communicator = communicator
+        self._arena = arena
+        self._ledger = ledger
+        self._whole: Tensor | None = None
+        self._adopted = False
+        """``_whole`` is autograd's tensor, not the arena's."""
+        self._shard: Tensor | None = None
+        self._error: Tensor | None = None
+        self._spreading: Handle | None = None
+        self._filled = [False] * len(parameters)
+        self._used = [False] * len(parameters)
+
+    @property
+    def direct(self) -> bool:
+        """The gradient stays where autograd puts it."""
+        return self._policy.direct
+
+    @property
+    def used(self) -> list[bool]:
+        """Which parameters received a gradient on this rank since the last step."""
+        if self._policy.direct:
+            return [parameter.grad is not None for parameter in self._parameters]
+        return self._used
+
+    @property
+    def pending(self) -> bool:
+        """A gradient has arrived that no reduction has taken yet."""
+        return any(self._filled)
+
+    # Accumulate.
+
+    def accumulate(self, index: int) -> None:
+        """Move the finished gradient of the parameter at ``index`` into the flat one."""
+        parameter = self._parameters[index]
+        grad = parameter.grad
+        assert grad is not None
+        parameter.grad = None
+        if grad.layout is not torch.strided:
+            grad = grad.to_dense()
+        if self._whole is None and self._fits_exactly(grad):
+            self._whole, self._adopted = grad.view(-1), True
+            self._ledger.take("gradients", grad.nbytes)
+        else:
+            target = self._take_whole()[self._layout.slots[index].offset : self._layout.slots[index].end]
+            if self._filled[index]:
+                target += grad.reshape(-1)
+            else:
+                target.view(grad.shape).copy_(grad)
+        self._filled[index] = self._used[index] = True
+
+    def _fits_exactly(self, grad: Tensor) -> bool:
+        """A gradient that is alone in its flat one can become it without a copy."""
+        return (
+            len(self._parameters) == 1
+            and grad.numel() == self._layout.size
+            and grad.dtype == self._policy.dtype
+            and grad.is_contiguous()
+        )
+
+    def _take_whole(self) -> Tensor:
+        if self._whole is None:
+            self._whole = self._arena.borrow(self._layout.size, self._policy.dtype, "gradients")
+        return self._whole
+
+    def _complete(self) -> Tensor:
+        """The flat gradient with zeros where no parameter wrote, padding included."""
+        whole = self._take_whole()
+        if not self._adopted:
+            for slot, filled in zip(self._layout.slots, self._filled, strict=True):
+                if not filled:
+                    whole[slot.offset : slot.end].zero_()
+            whole[self._layout.filled :].zero_()
+        return whole
+
+    def _free(self, whole: Tensor, adopted: bool) -> None:
+        if adopted:
+            self._ledger.give("gradients", whole.nbytes)
+        else:
+            self._arena.give_back(whole)
+
+    # Reduce.
+
+    def reduce(self) -> Handle:
+        """Start to sum the flat gradient over the shard group. Every rank calls it, used or not."""
+        if self._policy.direct:
+            return Handle([])
+        whole, adopted = self._complete(), self._adopted
+        self._filled = [False] * len(self._parameters)
+        group = self._communicator.reduction
+        if group.size == 1:
+            return Handle([])
+        if self._policy.placement.gradients:
+            # From here on the reduction owns it: a gradient that comes later starts a new one.
+            self._whole, self._adopted = None, False
+        self._communicator.traffic.reduced += whole.numel()
+
+        def finish(total: Tensor) -> None:
+            self._keep(total, whole, adopted)
+
+        if self._policy.quantizer is not None:
+            return self._reduce_quantized(self._policy.quantizer, whole, finish)
+        return self._communicator.reduce_scatter(group, whole.to(self._policy.communication_dtype), finish)
+
+    def _keep(self, total: Tensor, whole: Tensor, adopted: bool) -> None:
+        """Put this rank's part of the sum where it belongs, and free the rest."""
+        placement, group = self._policy.placement, self._communicator.reduction
+        begin, end = self._layout.shard_range(group.rank)
+        if placement.gradients:
+            if self._shard is None:
+                self._shard = self._arena.borrow(self._layout.shard_size, self._policy.dtype, "gradients")
+                self._shard.copy_(total)
+            else:
+                self._shard += total
+            self._free(whole, adopted)
+            return
+        whole[begin:end].copy_(total)
+        if not placement.optimizer:
+            self._spread(whole, total)
+
+    def _spread(self, whole: Tensor, total: Tensor) -> None:
+        """Second half of stage 0's all-reduce: every rank gets every part, rounded alike."""
+        group, dtype = self._communicator.reduction, self._policy.communication_dtype
+        self._communicator.traffic.reduced += whole.numel()
+        if dtype == whole.dtype:
+            begin, end = self._layout.shard_range(group.rank)
+            self._spreading = self._communicator.all_gather(group, whole, whole[begin:end])
+            return
+        travelling = self._arena.borrow(whole.numel(), dtype, "communication")
+
+        def unpack() -> None:
+            whole.copy_(travelling)
+            self._arena.give_back(travelling)
+
+        self._spreading = self._communicator.all_gather(group, travelling, total.to(dtype), unpack)
+
+    def _reduce_quantized(
+        self, quantizer: BlockQuantizer, whole: Tensor, finish: Callable[[Tensor], None]
+    ) -> Handle:
+        """All-to-all of quantized parts, then a local sum in fp32 (Wang et al. 2023, section 4.3).
+
+        What this rank's quantization loses is added to its next gradient: error feedback (Seide et al. 2014).
+        """
+        group = self._communicator.reduction
+        if self._error is None:
+            self._error = torch.zeros(whole.numel(), dtype=torch.float32, device=whole.device)
+            self._ledger.take("communication", self._error.nbytes)
+        corrected = self._error.add_(whole)
+        size = quantizer.packed_bytes(self._layout.shard_size)
+        packed = self._arena.borrow(size * group.size, torch.uint8, "communication")
+        parts = list(packed.chunk(group.size))
+        scratch = torch.empty(self._layout.shard_size, dtype=torch.float32, device=whole.device)
+        for part, values in zip(parts, corrected.chunk(group.size), strict=True):
+            quantizer.quantize(values, part)
+            quantizer.dequantize(part, scratch)
+            values -= scratch
+        self._communicator.traffic.bytes_sent += size * (group.size - 1)
+
+        def sum_received(received: list[Tensor]) -> None:
+            total = torch.zeros(self._layout.shard_size, dtype=torch.float32, device=whole.device)
+            for part in received:
+                quantizer.dequantize(part, scratch)
+                total += scratch
+            finish(total)
+            self._arena.give_back(packed)
+
+        return self._communicator.all_to_all(group, parts, sum_received)
+
+    def forget_error(self) -> None:
+        """Start error feedback anew: after an overflow, and where a checkpoint is written or read."""
+        if self._error is not None:
+            self._error.zero_()
+
+    def settle(self) -> None:
+        """Every reduction that was waited for is complete on this rank when this returns."""
+        if self._spreading is not None:
+            self._spreading.wait()
+            self._spreading = None
+
+    def sum_replicas(self) -> None:
+        """Add up the replicas' sums, in fp32. Once a step, in one order on all ranks. Collective."""
+        group = self._communicator.replicas
+        if group.size == 1:
+            return
+        mine = self.reduced()
+        self._communicator.traffic.replicated += 2 * mine.numel()
+        exact = mine.float()
+        self._communicator.all_reduce(group, exact).wait()
+        if exact is not mine:
+            mine.copy_(exact)
+
+    # What the step reads.
+
+    def reduced(self) -> Tensor:
+        """The summed gradient of the part that this rank updates, 1-D."""
+        placement = self._policy.placement
+        if placement.gradients:
+            assert self._shard is not None
+            return self._shard
+        assert self._whole is not None
+        begin, end = self._master_range
+        return self._whole[begin:end]
+
+    @property
+    def _master_range(self) -> tuple[int, int]:
+        if self._policy.placement.optimizer:
+            return self._layout.shard_range(self._communicator.shard.rank)
+        return 0, self._layout.size
+
+    def square_sum(self) -> Tensor:
+        """Of this rank's shard of the summed gradient, 0-dim fp64: every element counts on one rank only."""
+        if self._policy.direct:
+            squares = [square_sum(p.grad.reshape(-1)) for p in self._parameters if p.grad is not None]
+            return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+        reduced = self.reduced()
+        if not self._policy.placement.optimizer:
+            begin, end = self._layout.shard_range(self._communicator.shard.rank)
+            reduced = reduced[begin:end]
+        return square_sum(reduced)
+
+    def of(self, piece: Piece, index: int) -> Tensor:
+        """The summed gradient of one piece of the parameter at ``index``, 1-D."""
+        if self._policy.direct:
+            grad = self._parameters[index].grad
+            assert grad is not None
+            return grad.reshape(-1)[piece.start : piece.start + piece.length]
+        begin, _ = self._master_range
+        return self.reduced()[piece.offset - begin : piece.offset - begin + piece.length]
+
+    def finish_step(self) -> None:
+        """Forget the step's gradient."""
+        if self._policy.direct:
+            for parameter in self._parameters:
+                parameter.grad = None
+        if self._whole is not None:
+            self._free(self._whole, self._adopted)
+            self._whole, self._adopted = None, False
+        if self._shard is not None:
+            self._arena.give_back(self._shard)
+            self._shard = None
+        self._used = [False] * len(self._parameters)

@@ -1,0 +1,56 @@
+"""Ranks as a grid: a row is one replica, the ranks that share one copy of the model state between them.
+
+    world of 8, shard_size 4:   row 0 = ranks 0 1 2 3     row 1 = ranks 4 5 6 7
+    column 1 = ranks 1 5: they own the same shard, of different replicas
+
+A node's ranks are neighbours, as every launcher numbers them, so that a row or a secondary group of a
+node's size stays on its fast links. One row is plain ZeRO; one column per rank is plain data parallelism.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mesh:
+    rank: int
+    world_size: int
+    shard_size: int
+    secondary_size: int
+    """Ranks of one secondary group (hpZ); 1 where there is none."""
+
+    def __post_init__(self) -> None:
+        if self.world_size % self.shard_size:
+            raise ValueError(f"shard_size: {self.shard_size} does not divide the {self.world_size} ranks")
+        if self.shard_size % self.secondary_size:
+            raise ValueError(
+                f"secondary_shard_size: {self.secondary_size} does not divide a shard group of "
+                f"{self.shard_size}"
+            )
+
+    @property
+    def shard_rank(self) -> int:
+        return self.rank % self.shard_size
+
+    @property
+    def replica(self) -> int:
+        return self.rank // self.shard_size
+
+    @property
+    def replicas(self) -> int:
+        return self.world_size // self.shard_size
+
+    def rows(self) -> list[list[int]]:
+        """The shard groups."""
+        return [
+            list(range(first, first + self.shard_size))
+            for first in range(0, self.world_size, self.shard_size)
+        ]
+
+    def columns(self) -> list[list[int]]:
+        """The replica groups: the owners of one and the same shard."""
+        return [list(range(column, self.world_size, self.shard_size)) for column in range(self.shard_size)]
+
+    def nodes(self) -> list[list[int]]:
+        """The secondary groups."""
+        size = self.secondary_size
+        return [list(range(first, first + size)) for first in range(0, self.world_size, size)]

@@ -1,0 +1,94 @@
+"""When the collectives of a backward run where parameters are whole: stages 0, 1 and 2.
+
+Reductions start in one static order, the reverse of the units' order, whatever order gradients arrive in
+on a rank: so two ranks can never pair the reductions of different units. Nothing is gathered, so a rank
+may wait here for another without keeping it from going on.
+"""
+
+from collections import deque
+
+from zero_core.collectives import Handle
+from zero_core.unit import Pass, Unit
+
+
+class Reductions:
+    """Reductions under way, a bucket at a time: what bounds their buffers."""
+
+    def __init__(self) -> None:
+        self._buckets: deque[list[Handle]] = deque()
+
+    def start(self, units: list[Unit]) -> None:
+        """Start the reductions of one bucket, and wait for all but the newest bucket."""
+        self._buckets.append([handle for unit in units for handle in unit.reduce()])
+        self.finish(leave=1)
+
+    def finish(self, leave: int = 0) -> None:
+        """Wait until at most ``leave`` buckets are under way."""
+        while len(self._buckets) > leave:
+            for handle in self._buckets.popleft():
+                handle.wait()
+
+
+def bucketed(units: list[Unit], size: int) -> list[list[Unit]]:
+    """Neighbours together while they stay under ``size`` elements; each in one bucket, at least alone."""
+    buckets: list[list[Unit]] = []
+    filled = 0
+    for unit in units:
+        if not buckets or filled + unit.size > size:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(unit)
+        filled += unit.size
+    return buckets
+
+
+class ReplicatedSchedule:
+    """Parameters are always there; gradients are reduced bucket by bucket in a static order."""
+
+    def __init__(self, bucket_size: int) -> None:
+        self.current = Pass.IDLE
+        self._bucket_size = bucket_size
+        self._buckets: list[list[Unit]] = []
+        self._next = 0
+        self._reduce = True
+        self._reductions = Reductions()
+
+    def adopt(self, units: list[Unit]) -> None:
+        self._buckets = bucketed(list(reversed(units)), self._bucket_size)
+
+    def need(self, unit: Unit) -> None:
+        pass
+
+    def used(self, unit: Unit) -> None:
+        pass
+
+    def ready(self, unit: Unit) -> None:
+        """Start every reduction whose turn has come."""
+        while self._reduce and self._next < len(self._buckets):
+            bucket = self._buckets[self._next]
+            if not all(unit.complete for unit in bucket):
+                return
+            self._start_next()
+
+    def open_forward(self) -> None:
+        self.current = Pass.FORWARD
+
+    def close_forward(self) -> None:
+        pass
+
+    def open_backward(self, reduce: bool) -> None:
+        self.current = Pass.BACKWARD
+        self._next, self._reduce = 0, reduce
+
+    def close_backward(self) -> None:
+        while self._reduce and self._next < len(self._buckets):
+            self._start_next()
+        self._reductions.finish()
+        self.current = Pass.IDLE
+
+    def settle(self) -> None:
+        self.current = Pass.IDLE
+
+    def _start_next(self) -> None:
+        self._reductions.start(self._buckets[self._next])
+        self._next += 1
