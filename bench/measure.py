@@ -25,9 +25,7 @@ def measure(task: Task, device: torch.device) -> list[Measurement]:
     for name, build in builders.items():
         with device:
             model = build_model(SHAPES[task.case.model], task.case.sequence_length)
-        trains[name] = build(
-            model, Setup(task.case.precision, device, task.case.rows, ENGINES[name].stage)
-        )
+        trains[name] = build(model, Setup(task.case.precision, device, task.case.rows, ENGINES[name].stage))
         del model
     steps = _take_turns(trains, _tokens(task.case, device), task.case.steps, device)
     growth = _highest(memory.peak(device) - before)

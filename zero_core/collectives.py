@@ -154,8 +154,8 @@ class Communicator:
     def reduce_scatter(self, group: Group, full: Tensor, finish: Callable[[Tensor], None]) -> Handle:
         """Sum ``full`` (P) over the ranks; ``finish`` is called with this rank's part (P/N) of the sum.
 
-        The tensor it is called with is scratch: fp32 where ``full`` is of lower precision, on gloo.
-        ``full`` must stay as it is until then.
+        Until then ``full`` must stay as it is. What ``finish`` gets is scratch: on gloo this rank's part
+        of ``full`` itself, or a sum in fp32 where ``full`` is of lower precision.
         """
         shard_size = full.numel() // group.size
         self._count_sent(group, full[:shard_size])
@@ -165,18 +165,25 @@ class Communicator:
             return Handle([work], lambda: finish(reduced))
         parts = list(full.chunk(group.size))
 
-        def summed(received: list[Tensor]) -> None:
-            total = received[0].to(torch.float32, copy=True)
-            for part in received[1:]:
-                total += part
-            finish(total)
+        def summed(received: list[Tensor]) -> Tensor:
+            total = received[group.rank].float()
+            for peer in group.peers:
+                total += received[peer]
+            return total
 
-        return self.all_to_all(group, parts, summed)
+        return self.all_to_all(group, parts, summed, finish)
 
-    def all_to_all(self, group: Group, parts: list[Tensor], finish: Callable[[list[Tensor]], None]) -> Handle:
-        """Send each rank its one of ``parts``, all of one size; ``finish`` gets what came, in rank order.
+    def all_to_all(
+        self,
+        group: Group,
+        parts: list[Tensor],
+        combine: Callable[[list[Tensor]], Tensor],
+        finish: Callable[[Tensor], None],
+    ) -> Handle:
+        """Send each rank its one of ``parts``, all of one size; ``combine`` gets what came, in rank order.
 
-        Those tensors are valid during the call only. Not counted: the caller knows what it was.
+        Those tensors are valid during that call only; what it returns goes to ``finish``, when their memory
+        is free again. Not counted: the caller knows what it was.
         """
         size, dtype = parts[0].numel(), parts[0].dtype
         buffer = self._arena.borrow(size * (group.size - 1), dtype, "communication")
@@ -186,8 +193,9 @@ class Communicator:
         works = self._exchange(group, parts, received)
 
         def done() -> None:
-            finish(received)
+            combined = combine(received)
             self._arena.give_back(buffer)
+            finish(combined)
 
         return Handle(works, done)
 

@@ -168,7 +168,8 @@ class FlatGradient:
                 self._shard += total
             self._free(whole, adopted)
             return
-        whole[begin:end].copy_(total)
+        if total.data_ptr() != whole[begin:end].data_ptr():
+            whole[begin:end].copy_(total)
         if not placement.optimizer:
             self._spread(whole, total)
 
@@ -210,15 +211,18 @@ class FlatGradient:
             values -= scratch
         self._communicator.traffic.bytes_sent += size * (group.size - 1)
 
-        def sum_received(received: list[Tensor]) -> None:
+        def sum_received(received: list[Tensor]) -> Tensor:
             total = torch.zeros(self._layout.shard_size, dtype=torch.float32, device=whole.device)
             for part in received:
                 quantizer.dequantize(part, scratch)
                 total += scratch
-            finish(total)
-            self._arena.give_back(packed)
+            return total
 
-        return self._communicator.all_to_all(group, parts, sum_received)
+        def sent(total: Tensor) -> None:
+            self._arena.give_back(packed)
+            finish(total)
+
+        return self._communicator.all_to_all(group, parts, sum_received, sent)
 
     def forget_error(self) -> None:
         """Start error feedback anew: after an overflow, and where a checkpoint is written or read."""

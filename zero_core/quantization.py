@@ -1,4 +1,4 @@
-"""Block quantization of what travels between ranks, as ZeRO++ has it (Wang et al. 2023, sections 3.1 and 3.3).
+"""Block quantization of what travels between ranks (ZeRO++, Wang et al. 2023, section 3).
 
 A packed buffer is the integer codes of all elements, then one fp32 scale for each block. A code times
 its block's scale is the value, so a block of zeros comes back as exact zeros. A block that holds a
@@ -16,7 +16,7 @@ from torch import Tensor
 _SCALE_BYTES = 4
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 _CHUNK_CPU = 2**20
-"""Elements worked on at a time: their fp32 copy stays in the cache, and is a quarter of the time of all at once."""
+"""Elements worked on at a time: with their fp32 copy in the cache, a quarter of the time of all at once."""
 
 _CHUNK_ACCELERATOR = 2**24
 """Large, since each chunk costs some launches."""

@@ -5,28 +5,28 @@ on a rank: so two ranks can never pair the reductions of different units. Nothin
 may wait here for another without keeping it from going on.
 """
 
-from collections import deque
-
 from zero_core.collectives import Handle
 from zero_core.unit import Pass, Unit
 
 
 class Reductions:
-    """Reductions under way, a bucket at a time: what bounds their buffers."""
+    """The reductions under way: one bucket's, which bounds their buffers.
+
+    They have the backward of the next bucket to complete in.
+    """
 
     def __init__(self) -> None:
-        self._buckets: deque[list[Handle]] = deque()
+        self._bucket: list[Handle] = []
 
     def start(self, units: list[Unit]) -> None:
-        """Start the reductions of one bucket, and wait for all but the newest bucket."""
-        self._buckets.append([handle for unit in units for handle in unit.reduce()])
-        self.finish(leave=1)
+        """Finish the bucket before, and start the reductions of this one."""
+        self.finish()
+        self._bucket = [handle for unit in units for handle in unit.reduce()]
 
-    def finish(self, leave: int = 0) -> None:
-        """Wait until at most ``leave`` buckets are under way."""
-        while len(self._buckets) > leave:
-            for handle in self._buckets.popleft():
-                handle.wait()
+    def finish(self) -> None:
+        for handle in self._bucket:
+            handle.wait()
+        self._bucket = []
 
 
 def bucketed(units: list[Unit], size: int) -> list[list[Unit]]:

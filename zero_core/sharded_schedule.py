@@ -157,9 +157,10 @@ class ShardedSchedule:
             unit.release()
 
     def ready(self, unit: Unit) -> None:
+        # Released first, so that the reduction's buffers can have the memory.
+        self._release_passed(unit)
         if unit.complete or unit.passed:
             self._finish(unit)
-        self._release_passed(unit)
 
     def _finish(self, unit: Unit) -> None:
         course = self._course

@@ -7,9 +7,7 @@ from zero_core import AdamWConfig, ZeroConfig, ZeroEngine
 
 
 def build(model: nn.Module, setup: Setup) -> Train:
-    engine = ZeroEngine(
-        model, ZeroConfig(stage=setup.stage, precision=setup.precision), AdamWConfig(**ADAMW)
-    )
+    engine = ZeroEngine(model, ZeroConfig(stage=setup.stage, precision=setup.precision), AdamWConfig(**ADAMW))
 
     def train(tokens: Tensor) -> Step:
         loss = engine(input_ids=tokens, labels=tokens).loss

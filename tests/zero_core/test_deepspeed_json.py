@@ -270,6 +270,7 @@ def test_hpz_groups_must_fill_the_world() -> None:
             True,
             ["cpu_checkpointing", "number_checkpoints"],
         ),
+        ({"number_checkpoints": 4}, True, ["number_checkpoints"]),
         ({"contiguous_memory_optimization": True}, True, ["contiguous_memory_optimization"]),
         ({"profile": True, "synchronize_checkpoint_boundary": False}, False, ["profile"]),
     ],
@@ -312,6 +313,8 @@ def test_optimizer(name: str, params: dict[str, Any], expected: AdamWConfig | Op
 
 def test_no_optimizer_and_no_scheduler_leave_both_to_the_caller() -> None:
     assert (settings().optimizer, settings().scheduler) == (None, None)
+    found = settings(optimizer=None, scheduler=None)
+    assert (found.optimizer, found.scheduler) == (None, None)
 
 
 def scheduled(name: str, **params: Any) -> SchedulerSettings:

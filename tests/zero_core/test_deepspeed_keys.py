@@ -30,6 +30,7 @@ def test_a_batch_size_is_a_whole_number_above_zero(value: Any) -> None:
         ("loss_scale", -1, "-1 must be at least 0"),
         ("loss_scale", "dynamic", '"dynamic" is not a finite number'),
         ("loss_scale", math.inf, "Infinity is not a finite number"),
+        ("loss_scale", 10**400, f"1{'0' * 76}... is not a finite number"),
         ("initial_scale_power", 33, "33 must be at most 32"),
         ("loss_scale_window", 0, "0 must be at least 1"),
         ("hysteresis", 0, "0 must be at least 1"),
