@@ -71,7 +71,7 @@ def assemble(
             if any(p.requires_grad is trainable for _, p in part.parameters)
         ]
         units.append(Unit(index, part.name, part.modules, flats, schedule, placement.parameters))
-    adopt_buffers(model, communicator)
+    adopt_buffers(model, parameters.dtype, communicator)
     schedule.adopt(units)
     return Assembly(device, ledger, communicator, schedule, units)
 

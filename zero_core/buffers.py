@@ -1,18 +1,23 @@
 """Buffers of the model, which no optimizer updates: equal at start, and kept equal.
 
-At start every rank takes rank 0's. Running statistics then move with each rank's own batches (BatchNorm),
+At start every rank takes rank 0's; those of normalization layers take the parameters' dtype, which their
+kernels insist on, and all others keep their own (positions lose their meaning in bf16). Running statistics then move with each rank's own batches (BatchNorm),
 so after each step the floating ones are averaged over the ranks: none drifts, and a checkpoint of one
 rank's is everybody's. The average is over what ranks saw, as if each had an equal part of the batch.
 """
 
+from collections.abc import Iterator
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from zero_core.collectives import Communicator
 
 
-def adopt_buffers(model: nn.Module, communicator: Communicator) -> None:
-    """Rank 0's buffers on every rank. Collective."""
+def adopt_buffers(model: nn.Module, dtype: torch.dtype, communicator: Communicator) -> None:
+    """Rank 0's buffers on every rank, running statistics in ``dtype``. Collective."""
+    for _, buffer in _statistics(model):
+        buffer.data = buffer.data.to(dtype)
     for buffer in model.buffers():
         communicator.broadcast(buffer)
 
@@ -21,16 +26,19 @@ def average_statistics(model: nn.Module, communicator: Communicator) -> None:
     """Average the running statistics of normalization layers over all ranks. Collective."""
     if communicator.world_size == 1:
         return
-    statistics = [
-        buffer
-        for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.training
-        for buffer in module.buffers(recurse=False)
-        if buffer.is_floating_point()
-    ]
+    statistics = [buffer for module, buffer in _statistics(model) if module.training]
     if not statistics:
         return
     together = torch.cat([buffer.reshape(-1).double().cpu() for buffer in statistics])
     together = communicator.agree(together) / communicator.world_size
     for buffer, mean in zip(statistics, together.split([b.numel() for b in statistics]), strict=True):
         buffer.copy_(mean.view(buffer.shape))
+
+
+def _statistics(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
+    """The running means and variances, with their layers."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            for buffer in module.buffers(recurse=False):
+                if buffer.is_floating_point():
+                    yield module, buffer

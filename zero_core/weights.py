@@ -119,6 +119,7 @@ def empty_model(path: Path, dtype: torch.dtype) -> "PreTrainedModel":
     stored = _stored_tensors(path)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        switch_off_dropout(config)
         with init_empty_weights(include_buffers=False):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False

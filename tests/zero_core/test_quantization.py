@@ -59,6 +59,22 @@ def test_every_element_is_within_half_a_step(bits: int, kind: str, numel: int) -
 
 
 @pytest.mark.parametrize("bits", BITS)
+def test_the_bound_counts_the_roundings_of_fp32(bits: int) -> None:
+    """Between two codes the error is half a step exactly, so that any rounding goes beyond it."""
+    quantizer = BlockQuantizer(bits, block_size=2**bits)
+    largest = torch.rand(200, generator=torch.Generator().manual_seed(0)) + 0.5
+    between = torch.arange(2 ** (bits - 1) - 1) + 0.5
+    beyond = 0
+    for value in largest.tolist():
+        step = value / (2 ** (bits - 1) - 1)
+        values = torch.cat([torch.tensor([value]), (between * step).float()])
+        worst = (round_trip(quantizer, values).double() - values.double()).abs().max()
+        assert worst <= quantizer.error_bound(values)[0].double()
+        beyond += int(worst > half_steps(values, quantizer)[0])
+    assert beyond > 0
+
+
+@pytest.mark.parametrize("bits", BITS)
 def test_what_fp32_can_hardly_hold_stays_within_the_bound(bits: int) -> None:
     quantizer = BlockQuantizer(bits)
     for largest in (1e-36, 1e-38, 1e-41, 1e-45):

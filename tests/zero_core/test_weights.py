@@ -10,6 +10,8 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedModel,
@@ -229,6 +231,17 @@ def test_weights_that_loading_would_convert_are_refused(tmp_path: Path) -> None:
     MixtralForCausalLM(config).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(InvalidModel, match=r"in slices: transformers makes .* from the stored .*experts"):
+        empty_model(tmp_path, torch.float32)
+
+
+def test_weights_that_loading_would_rename_are_refused(tmp_path: Path) -> None:
+    config = GPTNeoXConfig(
+        vocab_size=258, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    GPTNeoXForCausalLM(config).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(InvalidModel, match=r"makes lm_head\.weight from the stored embed_out\.weight"):
         empty_model(tmp_path, torch.float32)
 
 
