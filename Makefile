@@ -1,10 +1,11 @@
 # make demo: the main job from nothing.   make test: everything that is checked.
+# make bench: the engine beside its peers (an hour on 2 cores, best on a quiet machine).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo serve test lint clean
+.PHONY: setup demo serve test lint bench clean
 
 setup: $(VENV)/.installed
 
@@ -34,6 +35,14 @@ lint: $(VENV)/.test-installed
 
 test: lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+bench: $(VENV)/.bench-installed
+	$(BIN)/python -m bench.zero
+	$(BIN)/python -m bench.zero --overhead --models base many-small --precision fp32
+
+$(VENV)/.bench-installed: $(VENV)/.installed
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) .shardyard

@@ -18,7 +18,7 @@ DIRECTORY = Path("docs/benchmarks")
 HOW = f"""\
 How: every run is a set of fresh processes on one machine, one thread each, over gloo on loopback. Engines
 take turns within a repetition. Each trains a Llama of random weights on random tokens with AdamW, the same
-model and tokens for all. A step's time is from barrier to barrier; the first {WARM_UP_STEPS} of a run are dropped.
+model and tokens for all. A step is timed from barrier to barrier; a run's first {WARM_UP_STEPS} do not count.
 "Step" is the median over the runs of each run's median, "spread" the least and the greatest of the runs'
 medians. "Growth" is the highest resident memory of any rank in any run, less what it held before the model
 was built, over the model's parameters. "Sent" is what the engine itself counts at its collectives on a rank,

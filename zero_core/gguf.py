@@ -1,7 +1,7 @@
 """``python -m zero_core.gguf SOURCE.gguf TARGET_DIR``: a GGUF file as a Hugging Face directory in fp32.
 
 Quantized weights become floats; a fine-tuning starts from those. Needs the packages of the ``demo``
-extra: gguf, and accelerate for transformers to read it.
+extra: gguf.
 """
 
 import argparse

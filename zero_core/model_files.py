@@ -53,7 +53,7 @@ def check_model_dir(path: Path) -> ModelFiles:
     architecture = _architecture(path, config)
     if not (path / "tokenizer.json").is_file():
         raise InvalidModel(f"{path} has no tokenizer.json: save its fast tokenizer beside the weights")
-    files = _weight_files(path)
+    files = weight_files(path)
     return ModelFiles(
         architecture=architecture,
         model_type=str(config.get("model_type", "")),
@@ -80,7 +80,7 @@ def _architecture(path: Path, config: dict[str, Any]) -> str:
     return architectures[0]
 
 
-def _weight_files(path: Path) -> list[Path]:
+def weight_files(path: Path) -> list[Path]:
     if (path / _WEIGHTS).is_file():  # transformers, too, looks for the single file first
         return [path / _WEIGHTS]
     if not (path / _INDEX).is_file():

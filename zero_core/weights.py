@@ -4,7 +4,6 @@
 parameters. transformers is imported on use: a rank that only reads files does without it.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from zero_core.model_files import InvalidModel, check_model_dir
+from zero_core.model_files import InvalidModel, check_model_dir, weight_files
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -111,7 +110,7 @@ def empty_model(path: Path, dtype: torch.dtype) -> "PreTrainedModel":
     InvalidModel, also for weights that transformers would rename, convert or dequantize while it loads
     them, since a slice of what is stored is then no slice of the parameter.
     """
-    from accelerate import init_empty_weights  # type: ignore[import-untyped]
+    from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from zero_core.models import switch_off_dropout
@@ -139,22 +138,13 @@ def empty_model(path: Path, dtype: torch.dtype) -> "PreTrainedModel":
 def _stored_tensors(directory: Path) -> dict[str, _Stored]:
     check_model_dir(directory)
     stored = {}
-    for path in _files(directory):
+    for path in weight_files(directory):
         try:
             file = safe_open(path, framework="pt")
         except SafetensorError as error:
             raise InvalidModel(f"{path} can't be read: {error}") from error
         stored.update({key: _Stored(file, key) for key in sorted(file.keys())})
     return stored
-
-
-def _files(directory: Path) -> list[Path]:
-    """The weight files of a directory that check_model_dir has found complete."""
-    single = directory / "model.safetensors"
-    if single.is_file():
-        return [single]
-    index = json.loads((directory / "model.safetensors.index.json").read_bytes())
-    return [directory / name for name in sorted(set(index["weight_map"].values()))]
 
 
 def _keys(names: Iterable[str], prefix: str) -> list[str]:

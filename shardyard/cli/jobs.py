@@ -37,7 +37,7 @@ def submit(
     learning_rate: Annotated[float | None, typer.Option(help="Peak of the schedule.")] = None,
     gpus: Annotated[int, typer.Option(help="Ranks, each with a GPU or a CPU slot.")] = 1,
     stage: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any training field, as KEY=VALUE.")] = None,
     suffix: Annotated[str | None, typer.Option(help="Becomes part of the model's name.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Stay and show the progress.")] = False,

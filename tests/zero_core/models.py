@@ -153,18 +153,19 @@ class Shapes(nn.Module):
 
 
 class Tied(nn.Module):
-    """A weight that two blocks and the model itself share."""
+    """A weight that two blocks share, and one that a block shares with the model's own head."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
         self.blocks[2].weight = self.blocks[0].weight
-        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.head = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.head.weight = self.blocks[1].weight
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = torch.tanh(block(x))
-        return ((x * self.scale) @ self.blocks[0].weight).square().mean()
+        return self.head(x).square().mean()  # type: ignore[no-any-return]
 
 
 class Pair(nn.Module):

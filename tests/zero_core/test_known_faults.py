@@ -168,7 +168,8 @@ def check(pools: dict[int, RankPool], name: str, world_size: int, config: ZeroCo
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("name", CASES)
 def test_trains_as_in_plain_pytorch(pools: dict[int, RankPool], name: str, stage: int) -> None:
-    check(pools, name, 2, ZeroConfig(stage=stage))
+    """In buckets so small that reductions start while backward runs."""
+    check(pools, name, 2, ZeroConfig(stage=stage, reduce_bucket_size=100))
 
 
 @pytest.mark.parametrize("name", CASES)
