@@ -61,7 +61,7 @@ class Traffic:
         return self.gathered + self.reduced + self.replicated
 
 
-@dataclass(frozen=True)
+@dataclass
 class Group:
     """Some ranks, this one among them, and a process group of theirs for one purpose."""
 
@@ -69,7 +69,7 @@ class Group:
     rank: int
     """This rank's position in ``ranks``."""
     handle: dist.ProcessGroup | None
-    """None for a group of one."""
+    """None for a group of one, and once the group was given up."""
 
     @property
     def size(self) -> int:
@@ -121,8 +121,9 @@ class Communicator:
     def restart_count(self) -> None:
         self.traffic = Traffic()
 
-    def close(self) -> None:
-        for group in (
+    @property
+    def _groups(self) -> list[Group]:
+        return [
             self.shard,
             self.secondary,
             self.reduction,
@@ -130,9 +131,15 @@ class Communicator:
             self._world,
             self._control,
             self._row_control,
-        ):
+        ]
+
+    def close(self) -> None:
+        """Give the groups up. Peers that wait on one get an error at once."""
+        for group in self._groups:
             if group.handle is not None:
                 dist.destroy_process_group(group.handle)
+                # Connections close with the last reference.
+                group.handle = None
 
     # Parameters and gradients.
 

@@ -22,6 +22,7 @@ from zero_core.assembly import Assembly, assemble
 from zero_core.buffers import average_statistics
 from zero_core.collectives import Communicator
 from zero_core.config import AdamWConfig, OptimizerConfig, ZeroConfig
+from zero_core.failure import FailureBoard
 from zero_core.flat_parameter import FlatParameter, Weights
 from zero_core.loss_scaler import LossScaler
 from zero_core.memory import Footprint, Usage, footprint, reset_peak, resident
@@ -89,6 +90,7 @@ class ZeroEngine:
         self.device = parts.device
         self.communicator: Communicator = parts.communicator
         self.units: list[Unit] = parts.units
+        self._failures = FailureBoard(self.communicator)
         self._ledger = parts.ledger
         self._schedule = parts.schedule
         self._handles = [
@@ -115,7 +117,8 @@ class ZeroEngine:
     # A training step.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model(*args, **kwargs)
+        with self._failures.watch():
+            return self.model(*args, **kwargs)
 
     def backward(self, loss: Tensor, target_tokens: float = 1.0, retain_graph: bool = False) -> None:
         """Accumulate the gradient of ``loss``, the mean over this micro-batch's ``target_tokens``.
@@ -125,6 +128,10 @@ class ZeroEngine:
         """
         if self._micro_batch == self.config.gradient_accumulation_steps:
             raise RuntimeError("backward was called once more than gradient_accumulation_steps; call step()")
+        with self._failures.watch():
+            self._backward(loss, target_tokens, retain_graph)
+
+    def _backward(self, loss: Tensor, target_tokens: float, retain_graph: bool) -> None:
         self._thaw()
         if self._micro_batch == 0:
             self._unit_weight = self._agree_on_unit_weight(target_tokens)
@@ -168,6 +175,10 @@ class ZeroEngine:
         """Update the weights at the accumulation boundary; None before it. Collective."""
         if self._micro_batch < self.config.gradient_accumulation_steps:
             return None
+        with self._failures.watch():
+            return self._step()
+
+    def _step(self) -> StepReport:
         scale = self.scaler.scale if self.scaler else 1.0
         target_tokens, sum_norm, used = self._agree_on_gradient()
         # Of the gradient as it was accumulated: see ``backward``.

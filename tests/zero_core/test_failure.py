@@ -1,0 +1,64 @@
+"""A failure on one rank reaches the others in seconds, by name."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.zero_core.features import OPTIMIZER, build, global_batch, summed_loss
+from tests.zero_core.ranks import RankPool
+from zero_core import ZeroConfig, ZeroEngine
+from zero_core.errors import PeerFailed
+
+TIMEOUT_SECONDS = 50.0
+
+
+class Boom(torch.autograd.Function):
+    """Fails in backward."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        raise ValueError("the second block exploded")
+
+
+def fail(stage: int, where: str) -> tuple[str, float]:
+    """What this rank was told, and after how many seconds."""
+    model = build("scalar")
+    engine = ZeroEngine(model, ZeroConfig(stage=stage, timeout_seconds=TIMEOUT_SECONDS), OPTIMIZER)
+    if dist.get_rank() == 1:
+        block = model.get_submodule("blocks.1")
+        if where == "forward":
+            block.register_forward_hook(_explode)
+        else:
+            block.register_forward_hook(lambda module, args, output: Boom.apply(output))
+    started = time.monotonic()
+    try:
+        for step in range(2):
+            batch = global_batch(step).part(0, 1, dist.get_rank(), dist.get_world_size())
+            engine.backward(summed_loss(engine, batch, step), 1)  # type: ignore[arg-type]
+            engine.step()
+    except (PeerFailed, ValueError) as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - started
+    raise AssertionError("nothing failed")
+
+
+def _explode(*args: object) -> None:
+    raise ValueError("the second block exploded")
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_every_rank_names_the_first_cause_long_before_the_time_out(
+    pools: dict[int, RankPool], stage: int, where: str
+) -> None:
+    answers = pools[3].run(fail, stage, where)
+    assert answers[1][0] == "ValueError: the second block exploded"
+    for rank in (0, 2):
+        assert answers[rank][0] == "PeerFailed: rank 1 failed first: ValueError: the second block exploded"
+        assert answers[rank][1] < TIMEOUT_SECONDS / 2
