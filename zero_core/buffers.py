@@ -1,9 +1,10 @@
 """Buffers of the model, which no optimizer updates: equal at start, and kept equal.
 
-At start every rank takes rank 0's; those of normalization layers take the parameters' dtype, which their
-kernels insist on, and all others keep their own (positions lose their meaning in bf16). Running statistics then move with each rank's own batches (BatchNorm),
-so after each step the floating ones are averaged over the ranks: none drifts, and a checkpoint of one
-rank's is everybody's. The average is over what ranks saw, as if each had an equal part of the batch.
+At start every rank takes rank 0's. Those of normalization layers take the parameters' dtype, which their
+kernels insist on; all others keep their own, since positions lose their meaning in bf16. Running
+statistics then move with each rank's own batches (BatchNorm), so after each step they are averaged over
+the ranks: none drifts, and a checkpoint of one rank's is everybody's. The average is over what ranks saw,
+as if each had an equal part of the batch.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Slices of a model's weights, so that a sharded engine loads a model larger than one rank's memory.
 
-``empty_model`` builds the model without values, ``WeightFiles`` hands out any range of any of its
-parameters. transformers is imported on use: a rank that only reads files does without it.
+``empty_model`` builds the model without values, ``open_weights`` finds them, and ``WeightFiles`` hands out
+any range of any parameter. transformers is imported on use: a rank that only reads files does without it.
 """
 
 import math
@@ -100,6 +100,25 @@ class _Stored:
     def _whole(self) -> Tensor:
         whole: Tensor = self._file.get_tensor(self._key)
         return whole
+
+
+def open_weights(directory: Path, model: "PreTrainedModel") -> WeightFiles:
+    """The stored values of ``model``'s parameters; its persistent buffers are filled at once.
+
+    Each parameter goes by the name that ``named_parameters`` gives it. Raises InvalidModel.
+    """
+    first: dict[int, str] = {}
+    aliases: dict[str, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            aliases.setdefault(first[id(parameter)], []).append(name)
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    names = {name: tuple(tensor.shape) for name, tensor in [*model.named_parameters(), *buffers.items()]}
+    files = WeightFiles.open(directory, names, aliases=aliases, base_model_prefix=model.base_model_prefix)
+    for name, buffer in buffers.items():
+        buffer.copy_(files.read(name, 0, buffer.numel()).view(buffer.shape))
+    return files
 
 
 def empty_model(path: Path, dtype: torch.dtype) -> "PreTrainedModel":

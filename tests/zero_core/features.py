@@ -1,4 +1,4 @@
-"""One small model with what real models have, each part switched on by name, and plain PyTorch's run of it."""
+"""A small model with what real ones have, each part switched on by name, and plain PyTorch's run of it."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -91,8 +91,8 @@ class Batch:
     row: Tensor
 
     def part(self, micro_batch: int, accumulation: int, rank: int, world_size: int) -> "Batch":
-        cut = [t.chunk(accumulation)[micro_batch][rank::world_size] for t in (self.ids, self.labels, self.row)]
-        return Batch(*cut)
+        everything = (self.ids, self.labels, self.row)
+        return Batch(*(t.chunk(accumulation)[micro_batch][rank::world_size] for t in everything))
 
     @property
     def tokens(self) -> int:

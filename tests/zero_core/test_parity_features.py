@@ -1,4 +1,4 @@
-"""Every stage, precision, accumulation and number of ranks, on what real models have, against plain PyTorch."""
+"""Every stage, precision, accumulation and number of ranks on what real models have: plain PyTorch's."""
 
 from dataclasses import dataclass
 from itertools import product

@@ -20,7 +20,7 @@ from transformers import (
 from tests.tiny_model import byte_tokenizer, write_tiny_model
 from zero_core.model_files import InvalidModel
 from zero_core.models import load_model
-from zero_core.weights import WeightFiles, empty_model
+from zero_core.weights import WeightFiles, empty_model, open_weights
 
 
 def write_model(path: Path, *, tie: bool = True, sharded: bool = False) -> Path:
@@ -44,20 +44,6 @@ def rewrite(path: Path, weights: dict[str, Tensor]) -> None:
 
 def shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in weights.items()}
-
-
-def open_for(path: Path, model: PreTrainedModel) -> WeightFiles:
-    """As a caller of a whole model does: each parameter once, its other names as aliases."""
-    first: dict[int, str] = {}
-    aliases: dict[str, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(parameter), name) != name:
-            aliases.setdefault(first[id(parameter)], []).append(name)
-    names = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    persistent = {name: tuple(model.state_dict()[name].shape) for name, _ in model.named_buffers()
-                  if name in model.state_dict()}  # fmt: skip
-    prefix = model.base_model_prefix
-    return WeightFiles.open(path, names | persistent, aliases=aliases, base_model_prefix=prefix)
 
 
 def fill(model: PreTrainedModel, files: WeightFiles) -> None:
@@ -128,7 +114,7 @@ def test_a_tied_parameter_is_found_under_its_other_name(tmp_path: Path) -> None:
     assert "lm_head.weight" not in weights
     embedding = weights.pop("model.embed_tokens.weight")
     rewrite(path, weights | {"lm_head.weight": embedding})
-    files = open_for(path, empty_model(path, torch.float32))
+    files = open_weights(path, empty_model(path, torch.float32))
     assert torch.equal(files.read("model.embed_tokens.weight", 0, embedding.numel()), embedding.reshape(-1))
 
 
@@ -138,10 +124,10 @@ def test_names_of_a_tied_parameter_must_agree_on_its_values(tmp_path: Path) -> N
     embedding = weights["model.embed_tokens.weight"]
     rewrite(path, weights | {"lm_head.weight": embedding.clone()})
     model = empty_model(path, torch.float32)
-    open_for(path, model)
+    open_weights(path, model)
     rewrite(path, weights | {"lm_head.weight": embedding + 1})
     with pytest.raises(InvalidModel, match=r"tied, but stored with several values: model\.embed_tokens"):
-        open_for(path, model)
+        open_weights(path, model)
 
 
 @pytest.mark.parametrize("stored_with_prefix", [True, False])
@@ -195,7 +181,7 @@ def test_an_empty_model_filled_from_the_files_is_the_loaded_one(
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     assert [name for name, _ in model.named_parameters()] == [name for name, _ in loaded.named_parameters()]
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tie
-    fill(model, open_for(path, model))
+    fill(model, open_weights(path, model))
     for (name, ours), (_, theirs) in zip(model.named_buffers(), loaded.named_buffers(), strict=True):
         assert ours.dtype == theirs.dtype, name
         assert torch.equal(ours, theirs), name
@@ -218,7 +204,7 @@ def test_an_empty_model_is_configured_as_a_loaded_one(tmp_path: Path) -> None:
     assert model.config.to_dict() == loaded.config.to_dict()
     assert model.config._attn_implementation == "sdpa"
     assert model.generation_config.to_dict() == loaded.generation_config.to_dict()
-    fill(model, open_for(tmp_path, model))
+    fill(model, open_weights(tmp_path, model))
     ids = torch.arange(8)[None]
     assert torch.equal(model.train()(input_ids=ids).logits, loaded(input_ids=ids).logits)
 
