@@ -53,7 +53,7 @@ def assemble(
     timeout = timedelta(seconds=config.timeout_seconds)
     communicator = Communicator(device, mesh_of(config), arena, timeout)
     communicator.check_same(_digest(parts, config), "names, shapes or order of parameters, or the plan,")
-    placement = Placement.of(config.stage, communicator.shard.size, config.accumulate_locally)
+    placement = Placement.of(config.stage, communicator.mesh.shard_size, config.accumulate_locally)
     schedule = _schedule(config, placement, communicator)
     parameters, gradients = _policies(config, placement, communicator, weights)
     units = []
@@ -83,7 +83,9 @@ def mesh_of(config: ZeroConfig) -> Mesh:
     shard_size = config.shard_size
     if shard_size is None and config.strategy in ("hybrid_shard", "hybrid_shard_zero2"):
         shard_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    return Mesh(rank, world_size, shard_size or world_size, config.secondary_shard_size or 1)
+    return Mesh(
+        rank, world_size, shard_size or world_size, config.node_size or 1, config.secondary_shard_size or 1
+    )
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -88,7 +88,7 @@ def _shard_part(engine: ZeroEngine, owned: Owned) -> tuple[int, int] | None:
     mesh = engine.communicator.mesh
     if mesh.replica > 0:
         return None
-    flat_begin, flat_end = owned.layout.shard_range(mesh.shard_rank)
+    flat_begin, flat_end = owned.layout.shard_range(engine.communicator.shard_index)
     first = max(owned.piece.offset, flat_begin)
     last = min(owned.piece.offset + owned.piece.length, flat_end)
     if first >= last:

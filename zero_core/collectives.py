@@ -91,6 +91,27 @@ class Group:
         return cls(tuple(mine), mine.index(me), handle)
 
 
+@dataclass
+class Hierarchy:
+    """A shard group as two: this rank's node, and its counterparts on the others; or one, and itself."""
+
+    inside: Group
+    across: Group
+
+    @property
+    def shard_index(self) -> int:
+        """Which of the equal shards of a flat buffer is this rank's: those of a node are not neighbours."""
+        return self.inside.rank * self.across.size + self.across.rank
+
+    @classmethod
+    def make(cls, mesh: Mesh, timeout: timedelta) -> "Hierarchy":
+        if mesh.node_size == 1:
+            singles = mesh.neighbours(1)
+            return cls(Group.make(mesh.rows(), timeout), Group.make(singles, timeout))
+        inside = Group.make(mesh.neighbours(mesh.node_size), timeout)
+        return cls(inside, Group.make(mesh.across_nodes(), timeout))
+
+
 class Communicator:
     """The groups of one rank of the mesh, and what they can do."""
 
@@ -103,11 +124,10 @@ class Communicator:
         self._arena = arena
         self._native = device.type == "cuda"
         world = [list(range(mesh.world_size))]
-        self.shard = Group.make(mesh.rows(), timeout)
-        """Gathers of parameters."""
-        self.secondary = Group.make(mesh.nodes(), timeout)
+        self.gathering = Hierarchy.make(mesh, timeout)
+        self.reducing = Hierarchy.make(mesh, timeout)
+        self.secondary = Group.make(mesh.neighbours(mesh.secondary_size), timeout)
         """Gathers of parameters from the secondary shards of a node."""
-        self.reduction = Group.make(mesh.rows(), timeout)
         self.replicas = Group.make(mesh.columns(), timeout)
         self._world = Group.make(world, timeout)
         self._control = Group.make(world, timeout, backend="gloo")
@@ -116,7 +136,12 @@ class Communicator:
     @property
     def ring_factor(self) -> float:
         """(N - 1)/N: the part of a shard group's elements that a rank really sends."""
-        return (self.shard.size - 1) / self.shard.size
+        return (self.mesh.shard_size - 1) / self.mesh.shard_size
+
+    @property
+    def shard_index(self) -> int:
+        """Which of the N equal shards of a flat buffer is this rank's."""
+        return self.gathering.shard_index
 
     def restart_count(self) -> None:
         self.traffic = Traffic()
@@ -124,9 +149,11 @@ class Communicator:
     @property
     def _groups(self) -> list[Group]:
         return [
-            self.shard,
+            self.gathering.inside,
+            self.gathering.across,
+            self.reducing.inside,
+            self.reducing.across,
             self.secondary,
-            self.reduction,
             self.replicas,
             self._world,
             self._control,
@@ -179,6 +206,29 @@ class Communicator:
             return total
 
         return self.all_to_all(group, parts, summed, finish)
+
+    def gather_shards(self, groups: Hierarchy, full: Tensor, shard: Tensor) -> Handle:
+        """Fill ``full`` from the shards: across the nodes first, so that each byte crosses once."""
+        if groups.across.size == 1:
+            return self.all_gather(groups.inside, full, shard)
+        part = full.chunk(groups.inside.size)[groups.inside.rank]
+        first = self.all_gather(groups.across, part, shard)
+
+        def spread_inside() -> None:
+            first.wait()
+            self.all_gather(groups.inside, full, part).wait()
+
+        return Handle([], spread_inside)
+
+    def reduce_to_shards(self, groups: Hierarchy, full: Tensor, finish: Callable[[Tensor], None]) -> Handle:
+        """Sum ``full`` over the shard group: inside the nodes first, so that less has to cross."""
+        if groups.across.size == 1:
+            return self.reduce_scatter(groups.inside, full, finish)
+
+        def sum_across(part: Tensor) -> None:
+            self.reduce_scatter(groups.across, part, finish).wait()
+
+        return self.reduce_scatter(groups.inside, full, sum_across)
 
     def all_to_all(
         self,

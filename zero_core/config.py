@@ -176,6 +176,9 @@ class ZeroConfig:
     shard_size: int | None = None
     """Ranks that share one copy of the model state; each group of them is a replica. ``None``: all ranks."""
 
+    node_size: int | None = None
+    """Ranks of a node; when given, gathers and reductions go inside the nodes and between them in two steps."""
+
     secondary_shard_size: int | None = None
     """hpZ: ranks, those of a node, that keep a second copy of the parameters for backward's gathers."""
 
@@ -204,11 +207,17 @@ class ZeroConfig:
             _one_of("communication_dtype", self.communication_dtype, get_args(Precision))
         for name in ("reduce_bucket_size", "allgather_bucket_size", "prefetch_bucket_size"):
             _require(getattr(self, name) >= 0, name, "must be at least 0")
-        for name in ("shard_size", "secondary_shard_size"):
+        for name in ("shard_size", "node_size", "secondary_shard_size"):
             size = getattr(self, name)
             _require(size is None or size >= 1, name, f"{size!r} must be at least 1")
         if self.quantized_gradients is not None:
             _one_of("quantized_gradients", self.quantized_gradients, get_args(Quantization))
+        quantized = self.quantized_weights or self.quantized_gradients is not None
+        _require(
+            self.node_size is None or not quantized,
+            "node_size",
+            "quantized collectives go in one step: leave it out",
+        )
         _finite("timeout_seconds", self.timeout_seconds, above=0)
 
 

@@ -141,8 +141,7 @@ class FlatGradient:
             return Handle([])
         whole, adopted = self._complete(), self._adopted
         self._filled = [False] * len(self._parameters)
-        group = self._communicator.reduction
-        if group.size == 1:
+        if self._communicator.mesh.shard_size == 1:
             return Handle([])
         if self._policy.placement.gradients:
             # From here on the reduction owns it: a gradient that comes later starts a new one.
@@ -154,12 +153,13 @@ class FlatGradient:
 
         if self._policy.quantizer is not None:
             return self._reduce_quantized(self._policy.quantizer, whole, finish)
-        return self._communicator.reduce_scatter(group, whole.to(self._policy.communication_dtype), finish)
+        sent = whole.to(self._policy.communication_dtype)
+        return self._communicator.reduce_to_shards(self._communicator.reducing, sent, finish)
 
     def _keep(self, total: Tensor, whole: Tensor, adopted: bool) -> None:
         """Put this rank's part of the sum where it belongs, and free the rest."""
-        placement, group = self._policy.placement, self._communicator.reduction
-        begin, end = self._layout.shard_range(group.rank)
+        placement = self._policy.placement
+        begin, end = self._layout.shard_range(self._communicator.shard_index)
         if placement.gradients:
             if self._shard is None:
                 self._shard = self._arena.borrow(self._layout.shard_size, self._policy.dtype, "gradients")
@@ -175,19 +175,22 @@ class FlatGradient:
 
     def _spread(self, whole: Tensor, total: Tensor) -> None:
         """Second half of stage 0's all-reduce: every rank gets every part, rounded alike."""
-        group, dtype = self._communicator.reduction, self._policy.communication_dtype
+        groups, dtype = self._communicator.reducing, self._policy.communication_dtype
         self._communicator.traffic.reduced += whole.numel()
         if dtype == whole.dtype:
-            begin, end = self._layout.shard_range(group.rank)
-            self._spreading = self._communicator.all_gather(group, whole, whole[begin:end])
+            begin, end = self._layout.shard_range(self._communicator.shard_index)
+            self._spreading = self._communicator.gather_shards(groups, whole, whole[begin:end])
             return
         travelling = self._arena.borrow(whole.numel(), dtype, "communication")
 
+        gathering = self._communicator.gather_shards(groups, travelling, total.to(dtype))
+
         def unpack() -> None:
+            gathering.wait()
             whole.copy_(travelling)
             self._arena.give_back(travelling)
 
-        self._spreading = self._communicator.all_gather(group, travelling, total.to(dtype), unpack)
+        self._spreading = Handle([], unpack)
 
     def _reduce_quantized(
         self, quantizer: BlockQuantizer, whole: Tensor, finish: Callable[[Tensor], None]
@@ -196,7 +199,7 @@ class FlatGradient:
 
         What this rank's quantization loses is added to its next gradient: error feedback (Seide et al. 2014).
         """
-        group = self._communicator.reduction
+        group = self._communicator.reducing.inside
         if self._error is None:
             self._error = torch.zeros(whole.numel(), dtype=torch.float32, device=whole.device)
             self._ledger.take("communication", self._error.nbytes)
@@ -262,7 +265,7 @@ class FlatGradient:
     @property
     def _master_range(self) -> tuple[int, int]:
         if self._policy.placement.optimizer:
-            return self._layout.shard_range(self._communicator.shard.rank)
+            return self._layout.shard_range(self._communicator.shard_index)
         return 0, self._layout.size
 
     def square_sum(self) -> Tensor:
@@ -272,7 +275,7 @@ class FlatGradient:
             return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
         reduced = self.reduced()
         if not self._policy.placement.optimizer:
-            begin, end = self._layout.shard_range(self._communicator.shard.rank)
+            begin, end = self._layout.shard_range(self._communicator.shard_index)
             reduced = reduced[begin:end]
         return square_sum(reduced)
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from zero_core.arena import Arena, Buffer
-from zero_core.collectives import Communicator, Group, Handle
+from zero_core.collectives import Communicator, Handle
 from zero_core.flat_gradient import FlatGradient, GradientPolicy
 from zero_core.layout import Layout, Piece, Slot
 from zero_core.memory import Ledger
@@ -70,7 +70,8 @@ class FlatParameter:
         self._arena = arena
         self._ledger = ledger
         self.layout = Layout.pack(
-            [(name, tuple(parameter.shape)) for name, parameter in named_parameters], communicator.shard.size
+            [(name, tuple(parameter.shape)) for name, parameter in named_parameters],
+            communicator.mesh.shard_size,
         )
         self.trainable = self.parameters[0].requires_grad
         self._buffer: Buffer | None = None
@@ -96,7 +97,7 @@ class FlatParameter:
         """
         policy, layout = self.policy, self.layout
         device = self._communicator.device
-        begin, end = layout.shard_range(self._communicator.shard.rank)
+        begin, end = layout.shard_range(self._communicator.shard_index)
         if self.parameters[0].is_meta:
             needed = (begin, end) if policy.placement.parameters else (0, layout.size)
             exact = self._read(*needed, device)
@@ -162,7 +163,7 @@ class FlatParameter:
     def master_range(self) -> tuple[int, int]:
         """The part of the flat buffer that this rank's optimizer updates."""
         if self.policy.placement.optimizer:
-            return self.layout.shard_range(self._communicator.shard.rank)
+            return self.layout.shard_range(self._communicator.shard_index)
         return 0, self.layout.size
 
     def master_pieces(self) -> list[tuple[Piece, Tensor]]:
@@ -215,13 +216,13 @@ class FlatParameter:
         communicator = self._communicator
         communicator.traffic.gathered += target.numel()
         if communicator.mesh.secondary_size == 1:
-            return self._gather_from(communicator.shard, target, self.shard)
+            return self._gather_all(target)
         if self._secondary_valid:
             assert self._secondary is not None
             return communicator.all_gather(communicator.secondary, target, self._secondary)
         # Set at once, so that the order of waits can't make ranks choose different groups.
         self._secondary_valid = True
-        handle = self._gather_from(communicator.shard, target, self.shard)
+        handle = self._gather_all(target)
 
         def finish() -> None:
             handle.wait()
@@ -229,10 +230,13 @@ class FlatParameter:
 
         return Handle([], finish)
 
-    def _gather_from(self, group: Group, target: Tensor, shard: Tensor) -> Handle:
+    def _gather_all(self, target: Tensor) -> Handle:
+        """From the shards of the whole shard group."""
+        groups, shard = self._communicator.gathering, self.shard
         quantizer = self.policy.quantizer
         if quantizer is None:
-            return self._communicator.all_gather(group, target, shard)
+            return self._communicator.gather_shards(groups, target, shard)
+        group = groups.inside
         packed_size = quantizer.packed_bytes(shard.numel())
         everyones = self._arena.borrow(packed_size * group.size, torch.uint8, "communication")
         parts = everyones.chunk(group.size)
@@ -273,5 +277,5 @@ class FlatParameter:
             target.copy_(self.master)
         if placement.optimizer and not placement.parameters:
             self._communicator.traffic.gathered += self.full.numel()
-            return self._gather_from(self._communicator.shard, self.full, self.shard)
+            return self._gather_all(self.full)
         return None

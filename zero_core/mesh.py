@@ -15,21 +15,17 @@ class Mesh:
     rank: int
     world_size: int
     shard_size: int
+    node_size: int
+    """Ranks of a shard group that are on one node; 1 where collectives don't tell nodes apart."""
     secondary_size: int
     """Ranks of one secondary group (hpZ); 1 where there is none."""
 
     def __post_init__(self) -> None:
         if self.world_size % self.shard_size:
             raise ValueError(f"shard_size: {self.shard_size} does not divide the {self.world_size} ranks")
-        if self.shard_size % self.secondary_size:
-            raise ValueError(
-                f"secondary_shard_size: {self.secondary_size} does not divide a shard group of "
-                f"{self.shard_size}"
-            )
-
-    @property
-    def shard_rank(self) -> int:
-        return self.rank % self.shard_size
+        for name, size in (("node_size", self.node_size), ("secondary_shard_size", self.secondary_size)):
+            if self.shard_size % size:
+                raise ValueError(f"{name}: {size} does not divide a shard group of {self.shard_size}")
 
     @property
     def replica(self) -> int:
@@ -41,16 +37,16 @@ class Mesh:
 
     def rows(self) -> list[list[int]]:
         """The shard groups."""
-        return [
-            list(range(first, first + self.shard_size))
-            for first in range(0, self.world_size, self.shard_size)
-        ]
+        return self.neighbours(self.shard_size)
 
     def columns(self) -> list[list[int]]:
         """The replica groups: the owners of one and the same shard."""
         return [list(range(column, self.world_size, self.shard_size)) for column in range(self.shard_size)]
 
-    def nodes(self) -> list[list[int]]:
-        """The secondary groups."""
-        size = self.secondary_size
+    def neighbours(self, size: int) -> list[list[int]]:
+        """The world cut into groups of ``size`` ranks that follow each other."""
         return [list(range(first, first + size)) for first in range(0, self.world_size, size)]
+
+    def across_nodes(self) -> list[list[int]]:
+        """In each shard group, the ranks that have the same place in their nodes."""
+        return [row[place :: self.node_size] for row in self.rows() for place in range(self.node_size)]

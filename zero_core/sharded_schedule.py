@@ -18,6 +18,7 @@ from enum import Enum, auto
 import torch
 
 from zero_core.collectives import Communicator
+from zero_core.outside_reads import OutsideReads
 from zero_core.program import Event, Kind, Program, compile_program, digest
 from zero_core.schedule import Reductions
 from zero_core.unit import Pass, Unit
@@ -50,6 +51,8 @@ class Course:
     program: Program | None
     next_step: int = 0
     deviated: bool = False
+    watch: OutsideReads | None = None
+    """In the first forward of its sort, in which all tables are held."""
     events: list[Event] = field(default_factory=list)
     needed: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
@@ -64,6 +67,11 @@ class ShardedSchedule:
         self._units: list[Unit] = []
         self._programs: dict[Sort, Program] = {}
         self._unpredictable: set[Sort] = set()
+        self._watched: set[Sort] = set()
+        self._outside: set[Unit] = set()
+        """Tables that were seen to be read from outside of their forward."""
+        self._held: set[Unit] = set()
+        """Tables that are there through all of a pass, as the root is."""
         self._course: Course | None = None
         self._reductions = Reductions()
         self._reduce = True
@@ -80,11 +88,32 @@ class ShardedSchedule:
         self.current = Pass.FORWARD
         for unit in self._units:
             unit.start_forward()
+        self._watch_first_forward()
+        self._need_held()
+
+    def _watch_first_forward(self) -> None:
+        course = self._course
+        assert course is not None
+        tables = [unit for unit in self._units if unit.is_table]
+        if tables and course.sort not in self._watched:
+            self._watched.add(course.sort)
+            self._held.update(tables)
+            course.watch = OutsideReads(tables)
+            course.watch.__enter__()
+
+    def _need_held(self) -> None:
+        for unit in self._units:
+            if unit in self._held:
+                self.need(unit)
 
     def close_forward(self) -> None:
         """The model's own forward has returned. A loss in chunks may still call a part of it."""
         course = self._course
         assert course is not None
+        if course.watch is not None:
+            course.watch.__exit__(None, None, None)
+            self._outside.update(course.watch.found)
+            self._held = set(self._outside)
         if course.sort is Sort.EVALUATION_FORWARD:
             self.settle()
         elif course.program is not None:
@@ -98,8 +127,9 @@ class ShardedSchedule:
         self._open(Sort.BACKWARD)
         self._reduce = reduce
         self.current = Pass.BACKWARD
+        self._need_held()
         for unit in self._units:
-            if unit.passed:
+            if unit.passed and unit not in self._held:
                 # This rank has nothing to add: the others must not wait for it.
                 self._finish(unit)
 
@@ -153,13 +183,13 @@ class ShardedSchedule:
         course = self._course
         assert course is not None
         needs = len(unit.modules) if course.program is None else course.program.needs[unit.index]
-        if unit.calls >= needs:
+        if unit.calls >= needs and unit not in self._held:
             unit.release()
 
     def ready(self, unit: Unit) -> None:
         # Released first, so that the reduction's buffers can have the memory.
         self._release_passed(unit)
-        if unit.complete or unit.passed:
+        if unit.complete or (unit.passed and unit not in self._held):
             self._finish(unit)
 
     def _finish(self, unit: Unit) -> None:
@@ -179,7 +209,7 @@ class ShardedSchedule:
     def _release_passed(self, unit: Unit) -> None:
         """Free what backward reads no more: all gradients are there, or it is past the inputs."""
         trainable_only = all(flat.trainable for flat in unit.flats)
-        if (trainable_only and unit.complete) or unit.passed:
+        if (trainable_only and unit.complete) or (unit.passed and unit not in self._held):
             unit.release()
 
     # Programmed.
@@ -254,7 +284,12 @@ class ShardedSchedule:
             self._unpredictable.add(course.sort)
             return
         alike = bool((everyones[:, 1] == everyones[0, 1]).all())
-        if course.program is None and alike and course.sort not in self._unpredictable:
+        if (
+            course.program is None
+            and course.watch is None
+            and alike
+            and course.sort not in self._unpredictable
+        ):
             look = self._lookahead
             self._programs[course.sort] = compile_program(
                 course.events,

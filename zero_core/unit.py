@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from zero_core.collectives import Handle
 from zero_core.flat_parameter import FlatParameter
+from zero_core.partition import TABLES
 
 
 class Pass(Enum):
@@ -76,6 +77,8 @@ class Unit:
         self._awaited = 0
         """Trainable parameters that have no gradient of this backward yet."""
         self._hooked: set[nn.Parameter] = set()
+        self.running = False
+        """A module of the unit is running forward."""
         self._handles: list[Any] = []
         for module in modules:
             self._handles.append(
@@ -86,6 +89,11 @@ class Unit:
     @property
     def trainable_flats(self) -> list[FlatParameter]:
         return [flat for flat in self.flats if flat.trainable]
+
+    @property
+    def is_table(self) -> bool:
+        """Made of embeddings and linear layers outside the blocks (see ``partition``)."""
+        return all(type(module) in TABLES for module in self.modules)
 
     @property
     def size(self) -> int:
@@ -170,6 +178,7 @@ class Unit:
         if self._schedule.current is Pass.HELD:
             return
         self._schedule.need(self)
+        self.running = True
         if self._watch_inputs and self._schedule.current is Pass.FORWARD and torch.is_grad_enabled():
             inputs = _differentiable((args, kwargs))
             if inputs:
@@ -178,6 +187,7 @@ class Unit:
                 register_multi_grad_hook(inputs, self._inputs_have_gradients, mode="all")
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.running = False
         if self._schedule.current is not Pass.FORWARD:
             return
         if self._watch_inputs and torch.is_grad_enabled():

@@ -128,7 +128,7 @@ def freeze_the_start(model: nn.Module, step: int) -> None:
 
 
 CASES = {
-    "pytorch-158719-experts-in-one-unit": Case(Mixtures, one_expert),
+    "pytorch-158719-experts-in-one-unit": Case(Mixtures, one_expert, steps=4),
     "pytorch-158719-experts-as-units": Case(Experts, routed),
     "pytorch-158719-experts-checkpointed": Case(partial(Experts, reentrant=False), routed),
     "pytorch-158719-experts-checkpointed-reentrant": Case(partial(Experts, reentrant=True), routed),
@@ -141,18 +141,20 @@ CASES = {
     ),
     "trl-6698-chunks-inside-forward": Case(Chunked, chunks_inside),
     "trl-6698-chunks-after-forward": Case(Chunked, chunks_after),
-    "pytorch-132934-0-dim": Case(partial(Shapes, [[()], [(), (3,)]], ()), straight),
-    "deepspeed-8467-empty": Case(partial(Shapes, [[(0,)], [(2, 0), (3,)], [(5,), (0,)]], (0,)), straight),
-    "pytorch-156784-mixed-dtypes": Case(
-        partial(Shapes, [[(5, 7), (9,), (3,)], [(17,), (4, 4)]], (2,), torch.bfloat16), straight
+    "pytorch-132934-0-dim": Case(partial(Shapes, [[()], [(), (3,)]], ()), straight, steps=3),
+    "deepspeed-8467-empty": Case(
+        partial(Shapes, [[(0,)], [(2, 0), (3,)], [(5,), (0,)]], (0,)), straight, steps=3
     ),
-    "pytorch-176076-uneven": Case(partial(Shapes, [[(67, 3), (1,)], [(97,)]], (35,)), straight),
-    "pytorch-176076-tied": Case(Tied, straight),
-    "smaller-than-the-ranks": Case(partial(Shapes, [[(1,)], [(1, 1), (2,)]], (1,)), straight),
-    "pytorch-186998-thawed-after-a-frozen-forward": Case(Pairs, straight, prepare=freeze_the_start),
+    "pytorch-156784-mixed-dtypes": Case(
+        partial(Shapes, [[(5, 7), (9,), (3,)], [(17,), (4, 4)]], (2,), torch.bfloat16), straight, steps=3
+    ),
+    "pytorch-176076-uneven": Case(partial(Shapes, [[(67, 3), (1,)], [(97,)]], (35,)), straight, steps=3),
+    "pytorch-176076-tied": Case(Tied, straight, steps=4),
+    "smaller-than-the-ranks": Case(partial(Shapes, [[(1,)], [(1, 1), (2,)]], (1,)), straight, steps=3),
+    "pytorch-186998-thawed-after-a-frozen-forward": Case(Pairs, straight, steps=5, prepare=freeze_the_start),
     "pytorch-186998-frozen-again": Case(Pairs, straight, steps=8, prepare=freeze_in_turns),
-    "two-forwards-one-backward": Case(Pairs, two_forwards),
-    "a-teacher-between-forward-and-backward": Case(Pairs, own_teacher),
+    "two-forwards-one-backward": Case(Pairs, two_forwards, steps=4),
+    "a-teacher-between-forward-and-backward": Case(Pairs, own_teacher, steps=4),
 }
 
 
@@ -222,7 +224,7 @@ def test_deepspeed_5545_buckets_in_flight_are_not_reused(
     assert_alike(ours, in_plain_pytorch(MANY, config, 3))
 
 
-MANY = Case(Many, straight, steps=4)
+MANY = Case(Many, straight, steps=3)
 
 
 def last_elements(stage: int) -> list[bool]:

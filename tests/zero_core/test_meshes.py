@@ -12,6 +12,7 @@ from tests.zero_core.ranks import RankPool
 from tests.zero_core.reference import relative_difference, trajectory
 from tests.zero_core.training import Result, train
 from zero_core import OptimizerConfig, ZeroConfig, ZeroEngine
+from zero_core.config import Precision
 from zero_core.quantization import BlockQuantizer
 
 STEPS = 6
@@ -71,6 +72,27 @@ def test_gradients_that_are_kept_whole_are_sent_once(
         factor = 2 if stage == 2 else 2 * accumulation + 1
         assert all(report.elements_sent == factor * result.elements for report in result.reports)
         assert result.memory["gradients"]["peak"]["device"] >= 4 * result.elements
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_two_steps_by_nodes_give_one_steps_result(
+    pools: dict[int, RankPool], stage: int, precision: Precision
+) -> None:
+    one_step = pools[4].run(train, ZeroConfig(stage=stage, precision=precision), False, STEPS)
+    config = ZeroConfig(stage=stage, precision=precision, node_size=2)
+    two_steps = pools[4].run(train, config, False, STEPS)
+    if precision == "fp32":
+        assert relative_difference(two_steps[0].weights, one_step[0].weights) < 1e-6
+    for result in two_steps:
+        assert result.losses == pytest.approx(one_step[0].losses, rel=1e-5 if precision == "fp32" else 1e-2)
+        report = result.reports[-1]
+        factor = 3 if stage == 3 else 2
+        assert report.elements_sent == factor * result.elements
+        # A rank sends 1/2 inside its node and 1/2 of 1/2 across, where one step sends 1/2 across. In bf16
+        # what was summed inside goes across in fp32.
+        reduction, gather = (3, 3) if precision == "fp32" else (1 + 1, 1.5)
+        assert report.bytes_sent == (reduction + (factor - 1) * gather) * result.elements
 
 
 # Quantized.
