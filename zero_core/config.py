@@ -177,7 +177,7 @@ class ZeroConfig:
     """Ranks that share one copy of the model state; each group of them is a replica. ``None``: all ranks."""
 
     node_size: int | None = None
-    """Ranks of a node; when given, gathers and reductions go inside the nodes and between them in two steps."""
+    """Ranks of a node; when given, collectives go inside the nodes and between them, in two steps."""
 
     secondary_shard_size: int | None = None
     """hpZ: ranks, those of a node, that keep a second copy of the parameters for backward's gathers."""
@@ -213,11 +213,8 @@ class ZeroConfig:
         if self.quantized_gradients is not None:
             _one_of("quantized_gradients", self.quantized_gradients, get_args(Quantization))
         quantized = self.quantized_weights or self.quantized_gradients is not None
-        _require(
-            self.node_size is None or not quantized,
-            "node_size",
-            "quantized collectives go in one step: leave it out",
-        )
+        one_step = "leave it out: quantized collectives go in one step"
+        _require(self.node_size is None or not quantized, "node_size", one_step)
         _finite("timeout_seconds", self.timeout_seconds, above=0)
 
 

@@ -118,7 +118,11 @@ class ZeroEngine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self._failures.watch():
-            return self.model(*args, **kwargs)
+            try:
+                return self.model(*args, **kwargs)
+            except BaseException:
+                self._schedule.abandon()
+                raise
 
     def backward(self, loss: Tensor, target_tokens: float = 1.0, retain_graph: bool = False) -> None:
         """Accumulate the gradient of ``loss``, the mean over this micro-batch's ``target_tokens``.

@@ -69,10 +69,8 @@ class FlatParameter:
         self._communicator = communicator
         self._arena = arena
         self._ledger = ledger
-        self.layout = Layout.pack(
-            [(name, tuple(parameter.shape)) for name, parameter in named_parameters],
-            communicator.mesh.shard_size,
-        )
+        shapes = [(name, tuple(parameter.shape)) for name, parameter in named_parameters]
+        self.layout = Layout.pack(shapes, communicator.mesh.shard_size)
         self.trainable = self.parameters[0].requires_grad
         self._buffer: Buffer | None = None
         self._adopt()

@@ -86,6 +86,9 @@ class ReplicatedSchedule:
         self._reductions.finish()
         self.current = Pass.IDLE
 
+    def abandon(self) -> None:
+        pass
+
     def settle(self) -> None:
         self.current = Pass.IDLE
 

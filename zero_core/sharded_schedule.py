@@ -111,13 +111,18 @@ class ShardedSchedule:
         course = self._course
         assert course is not None
         if course.watch is not None:
-            course.watch.__exit__(None, None, None)
+            self.abandon()
             self._outside.update(course.watch.found)
             self._held = set(self._outside)
         if course.sort is Sort.EVALUATION_FORWARD:
             self.settle()
         elif course.program is not None:
             self._perform(len(course.program.steps))
+
+    def abandon(self) -> None:
+        """The model's forward is over or has failed: watch nothing any more."""
+        if self._course is not None and self._course.watch is not None:
+            self._course.watch.__exit__(None, None, None)
 
     def open_backward(self, reduce: bool) -> None:
         if self.current is not Pass.FORWARD:
