@@ -25,7 +25,7 @@ from zero_core.memory import Category, Ledger
 CHUNK = 2 << 20
 """Bytes that move at once: a huge page on the usual machines, so that a move is one table entry."""
 
-SMALLEST_MAPPED = 2 * CHUNK
+SMALLEST_MAPPED = CHUNK
 """Bytes from which a buffer is mapped: below, rounding up to chunks costs more than faults do."""
 
 # mman.h: keep the old range mapped (it faults in zeros if touched), and put the pages exactly there.

@@ -19,6 +19,7 @@ from zero_core.memory import Ledger
 from zero_core.mesh import Mesh
 from zero_core.partition import Part, partition
 from zero_core.placement import Placement
+from zero_core.program import buckets
 from zero_core.quantization import BlockQuantizer
 from zero_core.schedule import ReplicatedSchedule
 from zero_core.sharded_schedule import Lookahead, ShardedSchedule
@@ -29,6 +30,9 @@ DTYPES: dict[Precision, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
+
+
+Named = tuple[str, nn.Parameter]
 
 
 @dataclass(frozen=True)
@@ -60,20 +64,36 @@ def assemble(
     for index, part in enumerate(parts):
         flats = [
             FlatParameter(
-                [(name, p) for name, p in part.parameters if p.requires_grad is trainable],
+                named,
                 policy=parameters,
                 gradients=gradients,
                 communicator=communicator,
                 arena=arena,
                 ledger=ledger,
             )
-            for trainable in (True, False)
-            if any(p.requires_grad is trainable for _, p in part.parameters)
+            for named in pack(part.parameters, config.reduce_bucket_size)
         ]
         units.append(Unit(index, part.name, part.modules, flats, schedule, placement.parameters))
     adopt_buffers(model, parameters.dtype, communicator)
     schedule.adopt(units)
     return Assembly(device, ledger, communicator, schedule, units)
+
+
+def pack(named: list[Named], bucket_size: int) -> list[list[Named]]:
+    """A unit's parameters as those of flat ones: trainable and frozen apart, each up to ``bucket_size``.
+
+    What makes a quarter of a bucket is a flat parameter of its own: its gradient then needs no copy. Those
+    come after the small ones, norms above all, which have their last gradient when the unit's end comes.
+    """
+    packed: list[list[Named]] = []
+    for trainable in (True, False):
+        mine = [(name, parameter) for name, parameter in named if parameter.requires_grad is trainable]
+        large = [[item] for item in mine if 4 * item[1].numel() >= max(bucket_size, 4)]
+        small = [item for item in mine if 4 * item[1].numel() < max(bucket_size, 4)]
+        sizes = [parameter.numel() for _, parameter in small]
+        packed += [[small[i] for i in bucket] for bucket in buckets(range(len(small)), sizes, bucket_size)]
+        packed += large
+    return packed
 
 
 def mesh_of(config: ZeroConfig) -> Mesh:

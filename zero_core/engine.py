@@ -250,11 +250,17 @@ class ZeroEngine:
 
     def _thaw(self) -> None:
         """Train what was frozen and no longer is; on all ranks alike, at any step."""
-        for unit in self.units:
-            for flat in unit.flats:
-                if not flat.trainable and any(parameter.requires_grad for parameter in flat.parameters):
-                    flat.thaw()
-                    self.optimizer.add(flat)
+        thawed = [
+            flat
+            for unit in self.units
+            for flat in unit.flats
+            if not flat.trainable and any(parameter.requires_grad for parameter in flat.parameters)
+        ]
+        for flat in thawed:
+            flat.thaw()
+            self.optimizer.add(flat)
+        if thawed:
+            self._schedule.adopt(self.units)
 
     # Hooks of the model.
 

@@ -64,6 +64,12 @@ class FlatGradient:
         self._spreading: Handle | None = None
         self._filled = [False] * len(parameters)
         self._used = [False] * len(parameters)
+        self.awaited = 0
+        """Parameters that have no gradient of this backward yet."""
+
+    @property
+    def complete(self) -> bool:
+        return self.awaited == 0
 
     @property
     def direct(self) -> bool:
@@ -102,11 +108,17 @@ class FlatGradient:
             else:
                 target.view(grad.shape).copy_(grad)
         self._filled[index] = self._used[index] = True
+        self.awaited -= 1
 
     def _fits_exactly(self, grad: Tensor) -> bool:
-        """A gradient that is alone in its flat one can become it without a copy."""
+        """A gradient that is alone in its flat one can become it without a copy.
+
+        Kept until the step's end it would keep the allocator from using its memory again, unless it is so
+        large that glibc maps it anew in any case (DEFAULT_MMAP_THRESHOLD_MAX).
+        """
         return (
             len(self._parameters) == 1
+            and (self._policy.placement.gradients or grad.nbytes >= 32 << 20)
             and grad.numel() == self._layout.size
             and grad.dtype == self._policy.dtype
             and grad.is_contiguous()

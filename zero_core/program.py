@@ -1,7 +1,7 @@
 """The collectives of one pass in the order that all ranks of a shard group run them. Pure, without torch.
 
-A pass is one forward or one backward. Its events are what ranks do in it: need a unit's parameters, be
-done with them. A program says at which event which units are gathered and which are reduced. Every rank
+A pass is one forward or one backward. Its events are what ranks do in it: need a unit's parameters, have
+a flat gradient. A program says at which event which units are gathered and which are reduced. Every rank
 performs every event in this order, whether or not it has a use for the unit: so no two ranks can wait
 for each other, whatever branches they take.
 """
@@ -16,13 +16,14 @@ class Kind(IntEnum):
     NEED = 0
     """A module of the unit is about to run, or a gradient has reached its output."""
     DONE = 1
-    """Backward has finished with the unit: its gradient can be reduced."""
+    """Backward has finished with a flat gradient: it can be reduced."""
 
 
 @dataclass(frozen=True)
 class Event:
     kind: Kind
-    unit: int
+    index: int
+    """Of the unit that is needed, or of the flat parameter whose gradient is done."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class Step:
 
     event: Event
     gathers: tuple[int, ...] = ()
+    """Units."""
     reductions: tuple[int, ...] = ()
+    """Flat parameters."""
 
 
 @dataclass(frozen=True)
@@ -46,56 +49,62 @@ class Program:
     def __post_init__(self) -> None:
         for position, step in enumerate(self.steps):
             if step.event.kind is Kind.NEED:
-                self.position_of_need.setdefault(step.event.unit, position)
+                self.position_of_need.setdefault(step.event.index, position)
 
 
 def digest(events: Sequence[Event]) -> int:
     """A number that is the same for equal sequences, and hardly for others."""
     return zlib.crc32(
-        bytes(byte for event in events for byte in (event.kind, *event.unit.to_bytes(4, "little")))
+        bytes(byte for event in events for byte in (event.kind, *event.index.to_bytes(4, "little")))
     )
 
 
 def compile_program(
-    recorded: Sequence[Event], sizes: Sequence[int], gather_bucket: int, prefetch: int, reduce_bucket: int
+    recorded: Sequence[Event],
+    unit_sizes: Sequence[int],
+    flat_sizes: Sequence[int],
+    *,
+    gather_bucket: int,
+    prefetch: int,
+    reduce_bucket: int,
 ) -> Program:
     """From what a pass did to what the next ones do: in buckets, and ahead of use.
 
-    ``sizes`` are the units' elements. At the first need of a bucket it is gathered, unless it was before,
+    Sizes are elements. At the first need of a bucket it is gathered, unless it was before,
     and then the buckets after it up to ``prefetch`` elements, one at least where that isn't 0. A bucket
-    of reductions starts when its last unit is done.
+    of reductions starts when its last gradient is done.
     """
-    needs = [0] * len(sizes)
+    needs = [0] * len(unit_sizes)
     events: list[Event] = []
     for event in recorded:
         if event.kind is Kind.NEED:
-            needs[event.unit] += 1
-        if event.kind is Kind.DONE or needs[event.unit] == 1:
+            needs[event.index] += 1
+        if event.kind is Kind.DONE or needs[event.index] == 1:
             events.append(event)
-    gathers = _ahead([e.unit for e in events if e.kind is Kind.NEED], sizes, gather_bucket, prefetch)
+    gathers = _ahead([e.index for e in events if e.kind is Kind.NEED], unit_sizes, gather_bucket, prefetch)
     reductions = {
         bucket[-1]: tuple(bucket)
-        for bucket in buckets([e.unit for e in events if e.kind is Kind.DONE], sizes, reduce_bucket)
+        for bucket in buckets([e.index for e in events if e.kind is Kind.DONE], flat_sizes, reduce_bucket)
     }
     steps = [
-        Step(event, gathers=gathers.get(event.unit, ()))
+        Step(event, gathers=gathers.get(event.index, ()))
         if event.kind is Kind.NEED
-        else Step(event, reductions=reductions.get(event.unit, ()))
+        else Step(event, reductions=reductions.get(event.index, ()))
         for event in events
     ]
     return Program(steps, needs)
 
 
-def buckets(units: Sequence[int], sizes: Sequence[int], limit: int) -> list[list[int]]:
+def buckets(indices: Sequence[int], sizes: Sequence[int], limit: int) -> list[list[int]]:
     """Neighbours together while they stay under ``limit`` elements; each in one bucket, at least alone."""
     packed: list[list[int]] = []
     filled = 0
-    for unit in units:
-        if not packed or filled + sizes[unit] > limit:
+    for index in indices:
+        if not packed or filled + sizes[index] > limit:
             packed.append([])
             filled = 0
-        packed[-1].append(unit)
-        filled += sizes[unit]
+        packed[-1].append(index)
+        filled += sizes[index]
     return packed
 
 

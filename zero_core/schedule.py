@@ -1,11 +1,13 @@
 """When the collectives of a backward run where parameters are whole: stages 0, 1 and 2.
 
-Reductions start in one static order, the reverse of the units' order, whatever order gradients arrive in
-on a rank: so two ranks can never pair the reductions of different units. Nothing is gathered, so a rank
-may wait here for another without keeping it from going on.
+Reductions start in one static order, the reverse of the flat parameters' order, whatever order gradients
+arrive in on a rank: so two ranks can never pair the reductions of different ones. Nothing is gathered, so
+a rank may wait here for another without keeping it from going on.
 """
 
 from zero_core.collectives import Handle
+from zero_core.flat_parameter import FlatParameter
+from zero_core.program import buckets
 from zero_core.unit import Pass, Unit
 
 
@@ -18,28 +20,15 @@ class Reductions:
     def __init__(self) -> None:
         self._bucket: list[Handle] = []
 
-    def start(self, units: list[Unit]) -> None:
+    def start(self, flats: list[FlatParameter]) -> None:
         """Finish the bucket before, and start the reductions of this one."""
         self.finish()
-        self._bucket = [handle for unit in units for handle in unit.reduce()]
+        self._bucket = [flat.gradient.reduce() for flat in flats]
 
     def finish(self) -> None:
         for handle in self._bucket:
             handle.wait()
         self._bucket = []
-
-
-def bucketed(units: list[Unit], size: int) -> list[list[Unit]]:
-    """Neighbours together while they stay under ``size`` elements; each in one bucket, at least alone."""
-    buckets: list[list[Unit]] = []
-    filled = 0
-    for unit in units:
-        if not buckets or filled + unit.size > size:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(unit)
-        filled += unit.size
-    return buckets
 
 
 class ReplicatedSchedule:
@@ -48,13 +37,16 @@ class ReplicatedSchedule:
     def __init__(self, bucket_size: int) -> None:
         self.current = Pass.IDLE
         self._bucket_size = bucket_size
-        self._buckets: list[list[Unit]] = []
+        self._buckets: list[list[FlatParameter]] = []
         self._next = 0
         self._reduce = True
         self._reductions = Reductions()
 
     def adopt(self, units: list[Unit]) -> None:
-        self._buckets = bucketed(list(reversed(units)), self._bucket_size)
+        flats = [flat for unit in reversed(units) for flat in reversed(unit.trainable_flats)]
+        sizes = [flat.layout.size for flat in flats]
+        packed = buckets(range(len(flats)), sizes, self._bucket_size)
+        self._buckets = [[flats[index] for index in bucket] for bucket in packed]
 
     def need(self, unit: Unit) -> None:
         pass
@@ -65,8 +57,7 @@ class ReplicatedSchedule:
     def ready(self, unit: Unit) -> None:
         """Start every reduction whose turn has come."""
         while self._reduce and self._next < len(self._buckets):
-            bucket = self._buckets[self._next]
-            if not all(unit.complete for unit in bucket):
+            if not all(flat.gradient.complete for flat in self._buckets[self._next]):
                 return
             self._start_next()
 

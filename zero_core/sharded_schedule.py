@@ -18,6 +18,7 @@ from enum import Enum, auto
 import torch
 
 from zero_core.collectives import Communicator
+from zero_core.flat_parameter import FlatParameter
 from zero_core.outside_reads import OutsideReads
 from zero_core.program import Event, Kind, Program, compile_program, digest
 from zero_core.schedule import Reductions
@@ -55,8 +56,11 @@ class Course:
     """In the first forward of its sort, in which all tables are held."""
     events: list[Event] = field(default_factory=list)
     needed: set[int] = field(default_factory=set)
+    """Units."""
     done: set[int] = field(default_factory=set)
+    """Flat parameters whose gradient this rank has."""
     reduced: set[int] = field(default_factory=set)
+    """Flat parameters whose reduction has been started, on all ranks alike."""
 
 
 class ShardedSchedule:
@@ -65,6 +69,9 @@ class ShardedSchedule:
         self._communicator = communicator
         self._lookahead = lookahead
         self._units: list[Unit] = []
+        self._flats: list[FlatParameter] = []
+        self._number: dict[FlatParameter, int] = {}
+        """Of every flat parameter: its position in ``_flats``."""
         self._programs: dict[Sort, Program] = {}
         self._unpredictable: set[Sort] = set()
         self._watched: set[Sort] = set()
@@ -77,7 +84,11 @@ class ShardedSchedule:
         self._reduce = True
 
     def adopt(self, units: list[Unit]) -> None:
+        """Called again when what is trainable has changed: what backward did is no guide any more."""
         self._units = units
+        self._flats = [flat for unit in units for flat in unit.flats]
+        self._number = {flat: number for number, flat in enumerate(self._flats)}
+        self._programs.pop(Sort.BACKWARD, None)
 
     # Passes.
 
@@ -136,11 +147,11 @@ class ShardedSchedule:
         for unit in self._units:
             if unit.passed and unit not in self._held:
                 # This rank has nothing to add: the others must not wait for it.
-                self._finish(unit)
+                self._finish(unit.trainable_flats)
 
     def close_backward(self) -> None:
         for unit in self._units:
-            self._finish(unit)
+            self._finish(unit.trainable_flats)
         self.settle()
         self._reductions.finish()
 
@@ -193,29 +204,26 @@ class ShardedSchedule:
 
     def ready(self, unit: Unit) -> None:
         # Released first, so that the reduction's buffers can have the memory.
-        self._release_passed(unit)
-        if unit.complete or (unit.passed and unit not in self._held):
-            self._finish(unit)
+        passed = unit.passed and unit not in self._held
+        if passed or (unit.complete and all(flat.trainable for flat in unit.flats)):
+            unit.release()
+        self._finish([flat for flat in unit.trainable_flats if passed or flat.gradient.complete])
 
-    def _finish(self, unit: Unit) -> None:
+    def _finish(self, flats: list[FlatParameter]) -> None:
+        """Their gradients can be reduced, as far as this rank is concerned."""
         course = self._course
         assert course is not None
-        if unit.index in course.done:
-            return
-        course.done.add(unit.index)
-        course.events.append(Event(Kind.DONE, unit.index))
+        for flat in flats:
+            number = self._number[flat]
+            if number not in course.done:
+                course.done.add(number)
+                course.events.append(Event(Kind.DONE, number))
         program = course.program
         while program is not None and course.next_step < len(program.steps):
             event = program.steps[course.next_step].event
-            if event.kind is Kind.NEED or event.unit not in course.done:
+            if event.kind is Kind.NEED or event.index not in course.done:
                 break
             self._perform(course.next_step + 1)
-
-    def _release_passed(self, unit: Unit) -> None:
-        """Free what backward reads no more: all gradients are there, or it is past the inputs."""
-        trainable_only = all(flat.trainable for flat in unit.flats)
-        if (trainable_only and unit.complete) or (unit.passed and unit not in self._held):
-            unit.release()
 
     # Programmed.
 
@@ -231,8 +239,8 @@ class ShardedSchedule:
                 self._join_gather(self._units[index])
             if step.reductions:
                 self._start_reductions(step.reductions)
-            if step.event.kind is Kind.NEED and step.event.unit not in course.needed:
-                self._units[step.event.unit].release()
+            if step.event.kind is Kind.NEED and step.event.index not in course.needed:
+                self._units[step.event.index].release()
 
     def _join_gather(self, unit: Unit) -> None:
         if unit.present:
@@ -240,12 +248,12 @@ class ShardedSchedule:
         else:
             unit.start_gather()
 
-    def _start_reductions(self, indices: tuple[int, ...]) -> None:
+    def _start_reductions(self, numbers: tuple[int, ...]) -> None:
         course = self._course
         assert course is not None
-        course.reduced.update(indices)
+        course.reduced.update(numbers)
         if self._reduce:
-            self._reductions.start([self._units[index] for index in indices])
+            self._reductions.start([self._flats[number] for number in numbers])
 
     # Agreed.
 
@@ -256,13 +264,13 @@ class ShardedSchedule:
         """
         course = self._course
         assert course is not None
-        count = len(self._units)
+        count = len(self._flats)
         mine = torch.zeros(3 + 2 * count, dtype=torch.int64)
         mine[0], mine[1], mine[2] = demand, digest(course.events), course.deviated
-        for index in course.done:
-            mine[3 + index] = 1
-        for unit in self._units:
-            mine[3 + count + unit.index] = unit.index in course.reduced and self._reduce and unit.pending
+        for number in course.done:
+            mine[3 + number] = 1
+        for number in course.reduced if self._reduce else ():
+            mine[3 + count + number] = self._flats[number].gradient.pending
         everyones = self._communicator.tell_row(mine)
         demands = sorted({int(d) for d in everyones[:, 0]} - {NOTHING})
         for index in demands:
@@ -271,14 +279,14 @@ class ShardedSchedule:
                 self._units[index].release()
         if course.sort is Sort.BACKWARD:
             finished = everyones[:, 3 : 3 + count].all(dim=0)
-            for index in reversed(range(count)):
-                if finished[index] and index not in course.reduced:
-                    self._start_reductions((index,))
+            for number in reversed(range(count)):
+                if finished[number] and number not in course.reduced:
+                    self._start_reductions((number,))
         if demands:
             return False
         late = everyones[:, 3 + count :].any(dim=0)
         if late.any():
-            self._start_reductions(tuple(index for index in range(count) if late[index]))
+            self._start_reductions(tuple(number for number in range(count) if late[number]))
         self._learn(course, everyones)
         return True
 
@@ -299,7 +307,8 @@ class ShardedSchedule:
             self._programs[course.sort] = compile_program(
                 course.events,
                 [unit.size for unit in self._units],
-                look.gather_bucket,
-                look.prefetch,
-                look.reduce_bucket,
+                [flat.layout.size for flat in self._flats],
+                gather_bucket=look.gather_bucket,
+                prefetch=look.prefetch,
+                reduce_bucket=look.reduce_bucket,
             )

@@ -45,7 +45,7 @@ class Schedule(Protocol):
         ...
 
     def ready(self, unit: "Unit") -> None:
-        """Backward has what it needs of the unit: its gradients can be reduced."""
+        """One of the unit's flat gradients is complete, or backward has passed the unit's inputs."""
         ...
 
 
@@ -74,8 +74,6 @@ class Unit:
         """Of these, the ones whose inputs tell when backward has passed them."""
         self._open_calls = 0
         """Of these, the ones whose inputs still wait for their gradients."""
-        self._awaited = 0
-        """Trainable parameters that have no gradient of this backward yet."""
         self._hooked: set[nn.Parameter] = set()
         self.running = False
         """A module of the unit is running forward."""
@@ -134,13 +132,13 @@ class Unit:
 
     def start_backward(self) -> None:
         """Await a gradient of each parameter that is to be trained now: some may be frozen, or thawed."""
-        self._awaited = 0
         for flat in self.trainable_flats:
+            flat.gradient.awaited = 0
             if flat.gradient.direct:
                 continue
             for index, parameter in enumerate(flat.parameters):
                 if parameter.requires_grad:
-                    self._awaited += 1
+                    flat.gradient.awaited += 1
                     if parameter not in self._hooked:
                         self._hook(flat, index)
 
@@ -153,7 +151,7 @@ class Unit:
     @property
     def complete(self) -> bool:
         """Every trainable parameter has its gradient of this backward."""
-        return self._awaited == 0
+        return all(flat.gradient.complete for flat in self.trainable_flats)
 
     @property
     def passed(self) -> bool:
@@ -162,15 +160,6 @@ class Unit:
         A gradient may still come, from a computation inside that hangs on no input.
         """
         return self._watched_calls == self._backward_calls and self._open_calls == 0
-
-    @property
-    def pending(self) -> bool:
-        """A gradient has come that no reduction has taken yet."""
-        return any(flat.gradient.pending for flat in self.trainable_flats)
-
-    def reduce(self) -> list[Handle]:
-        """Start to reduce the unit's gradients."""
-        return [flat.gradient.reduce() for flat in self.trainable_flats]
 
     # Hooks.
 
@@ -211,8 +200,7 @@ class Unit:
     def _gradient_hook(self, flat: FlatParameter, index: int) -> Callable[[Tensor], None]:
         def on_gradient(parameter: Tensor) -> None:
             flat.gradient.accumulate(index)
-            self._awaited -= 1
-            if self._awaited == 0:
+            if flat.gradient.complete:
                 self._schedule.ready(self)
 
         return on_gradient

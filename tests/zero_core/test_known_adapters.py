@@ -31,7 +31,7 @@ def build() -> PeftModel:
     with warnings.catch_warnings():
         # peft 0.21 still reads a name that transformers 5.24 has replaced.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        return get_peft_model(model, config)  # type: ignore[return-value]
+        return get_peft_model(model, config)
 
 
 @cache
@@ -51,7 +51,7 @@ def logits(model: Any) -> Tensor:
     batch = global_batch(99)
     module_of(model).eval()
     with torch.no_grad():
-        return model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits.clone()  # type: ignore[no-any-return]
+        return model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits.clone()
 
 
 def base_weights(model: PeftModel) -> dict[str, Tensor]:
@@ -107,7 +107,7 @@ def test_shapes_are_whole_and_adapters_train_as_in_plain_pytorch(run: Run) -> No
         assert answer["trainable"] == model.get_nb_trainable_parameters()
         for name, expected in model.named_parameters():
             if expected.requires_grad:
-                assert (expected - base[name]).abs().max() > 5e-3
+                assert (expected - base[name]).abs().max() > 1e-3
                 torch.testing.assert_close(answer["weights"][name], expected.detach(), rtol=1e-4, atol=1e-6)
             else:
                 assert torch.equal(answer["weights"][name], base[name]), name

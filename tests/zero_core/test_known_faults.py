@@ -23,6 +23,7 @@ from tests.zero_core.models import (
     Pairs,
     Shapes,
     Tied,
+    TiedByUse,
     TwoTowers,
     assert_alike,
     in_plain_pytorch,
@@ -42,7 +43,7 @@ STAGES = [0, 1, 2, 3]
 
 def one_expert(model: Any, part: int, rank: int) -> Tensor:
     """Each rank another expert in the same micro-batch."""
-    return model(inputs(part, rank), (part + rank) % 3)  # type: ignore[no-any-return]
+    return model(inputs(part, rank), (part + rank) % 3)
 
 
 ROUTES = [
@@ -57,37 +58,37 @@ ROUTES = [
 
 
 def routed(model: Any, part: int, rank: int) -> Tensor:
-    return model(inputs(part, rank), ROUTES[part % len(ROUTES)][rank])  # type: ignore[no-any-return]
+    return model(inputs(part, rank), ROUTES[part % len(ROUTES)][rank])
 
 
 def twice(model: Any, part: int, rank: int) -> Tensor:
     """One expert several times in one pass."""
-    return model(inputs(part, rank), [3, 1, 3] if part % 2 == 0 else [2, 2, rank])  # type: ignore[no-any-return]
+    return model(inputs(part, rank), [3, 1, 3] if part % 2 == 0 else [2, 2, rank])
 
 
 def alternating_images(model: Any, part: int, rank: int) -> Tensor:
     """Nobody has an image in the first two micro-batches; then one rank at a time."""
     has_image = part >= 2 and part % 3 == rank
-    return model(inputs(part, rank), inputs(part + 50, rank) if has_image else None).mean()  # type: ignore[no-any-return]
+    return model(inputs(part, rank), inputs(part + 50, rank) if has_image else None).mean()
 
 
 def images_in_evaluation(model: Any, part: int, rank: int) -> Tensor:
     """Another rank has the images than in training, and each has another number of rows."""
     image = inputs(part + 70, rank, rows=2 + rank) if (part + 1) % 3 == rank else None
-    return model(inputs(part + 60, rank, rows=2 + rank), image)  # type: ignore[no-any-return]
+    return model(inputs(part + 60, rank, rows=2 + rank), image)
 
 
 def chunks_inside(model: Any, part: int, rank: int) -> Tensor:
-    return model(inputs(part, rank, rows=6), 1 + (part // 2 + 2 * rank) % 3)  # type: ignore[no-any-return]
+    return model(inputs(part, rank, rows=6), 1 + (part // 2 + 2 * rank) % 3)
 
 
 def chunks_after(model: Any, part: int, rank: int) -> Tensor:
     hidden = model(inputs(part, rank, rows=6), 0)
-    return module_of(model).loss(hidden, 1 + (part // 2 + 2 * rank) % 3)  # type: ignore[no-any-return]
+    return module_of(model).loss(hidden, 1 + (part // 2 + 2 * rank) % 3)
 
 
 def straight(model: Any, part: int, rank: int) -> Tensor:
-    return model(inputs(part, rank)).mean()  # type: ignore[no-any-return]
+    return model(inputs(part, rank)).mean()
 
 
 def two_forwards(model: Any, part: int, rank: int) -> Tensor:
@@ -135,9 +136,9 @@ CASES = {
     "one-expert-twice": Case(Experts, twice),
     "one-expert-twice-checkpointed": Case(partial(Experts, reentrant=False), twice),
     "one-expert-twice-checkpointed-reentrant": Case(partial(Experts, reentrant=True), twice),
-    "deepspeed-7170-mixed-text-and-images": Case(TwoTowers, alternating_images, steps=8),
+    "deepspeed-7170-mixed-text-and-images": Case(TwoTowers, alternating_images),
     "deepspeed-8262-evaluation-takes-other-branches": Case(
-        TwoTowers, alternating_images, evaluate=images_in_evaluation
+        TwoTowers, alternating_images, steps=5, evaluate=images_in_evaluation
     ),
     "trl-6698-chunks-inside-forward": Case(Chunked, chunks_inside),
     "trl-6698-chunks-after-forward": Case(Chunked, chunks_after),
@@ -150,6 +151,7 @@ CASES = {
     ),
     "pytorch-176076-uneven": Case(partial(Shapes, [[(67, 3), (1,)], [(97,)]], (35,)), straight, steps=3),
     "pytorch-176076-tied": Case(Tied, straight, steps=4),
+    "tied-by-use": Case(TiedByUse, straight, steps=4),
     "smaller-than-the-ranks": Case(partial(Shapes, [[(1,)], [(1, 1), (2,)]], (1,)), straight, steps=3),
     "pytorch-186998-thawed-after-a-frozen-forward": Case(Pairs, straight, steps=5, prepare=freeze_the_start),
     "pytorch-186998-frozen-again": Case(Pairs, straight, steps=8, prepare=freeze_in_turns),
@@ -177,24 +179,31 @@ def test_trains_as_in_plain_pytorch(pools: dict[int, RankPool], name: str, stage
     check(pools, name, 2, ZeroConfig(stage=stage, reduce_bucket_size=100))
 
 
-DIVERGENT = [
-    "pytorch-158719-experts-in-one-unit",
-    "pytorch-158719-experts-as-units",
-    "one-expert-twice-checkpointed-reentrant",
-    "deepspeed-7170-mixed-text-and-images",
-    "trl-6698-chunks-after-forward",
-    "pytorch-186998-frozen-again",
-    "two-forwards-one-backward",
-]
-
-
-@pytest.mark.parametrize("name", [*DIVERGENT, "deepspeed-8467-empty", "smaller-than-the-ranks"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pytorch-158719-experts-as-units",
+        "deepspeed-7170-mixed-text-and-images",
+        "trl-6698-chunks-after-forward",
+        "pytorch-186998-frozen-again",
+        "deepspeed-8467-empty",
+        "smaller-than-the-ranks",
+    ],
+)
 def test_trains_as_in_plain_pytorch_on_three_ranks(pools: dict[int, RankPool], name: str) -> None:
     check(pools, name, 3, ZeroConfig(stage=3))
 
 
 @pytest.mark.parametrize("locally", [False, True], ids=["reduced", "locally"])
-@pytest.mark.parametrize("name", DIVERGENT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one-expert-twice-checkpointed-reentrant",
+        "deepspeed-7170-mixed-text-and-images",
+        "pytorch-186998-frozen-again",
+        "two-forwards-one-backward",
+    ],
+)
 def test_trains_as_in_plain_pytorch_with_accumulation(
     pools: dict[int, RankPool], name: str, locally: bool
 ) -> None:
@@ -211,17 +220,17 @@ def test_pytorch_148532_clipping_is_clip_grad_norm_with_tied_weights_once(
     check(pools, "pytorch-176076-tied", 2, ZeroConfig(stage=stage, gradient_clipping=limit))
 
 
-@pytest.mark.parametrize("bucket", [0, 100, 10**9])
+@pytest.mark.parametrize("bucket", [0, 10**9])
 @pytest.mark.parametrize("stage", STAGES)
 def test_deepspeed_5545_buckets_in_flight_are_not_reused(
     pools: dict[int, RankPool], stage: int, bucket: int
 ) -> None:
-    """Many small units, each alone in its bucket, a few together, and all in one."""
+    """Many small units, each alone in its bucket, and all in one."""
     config = ZeroConfig(
         stage=stage, reduce_bucket_size=bucket, allgather_bucket_size=bucket, prefetch_bucket_size=bucket
     )
-    ours = pools[3].run(on_engine, MANY, config)
-    assert_alike(ours, in_plain_pytorch(MANY, config, 3))
+    ours = pools[2].run(on_engine, MANY, config)
+    assert_alike(ours, in_plain_pytorch(MANY, config, 2))
 
 
 MANY = Case(Many, straight, steps=3)

@@ -15,7 +15,6 @@ from zero_core import LossScaleConfig, OptimizerConfig, StepReport, ZeroConfig, 
 from zero_core.config import Precision
 
 STAGES = [0, 1, 2, 3]
-PRECISIONS: list[Precision] = ["fp32", "bf16", "fp16"]
 PATTERN = torch.tensor([1.0, -2.0, 4.0, 1.0, -1.0, 2.0])
 PATTERN_NORM = (2 * 27) ** 0.5
 """Of a gradient that is PATTERN in each of the model's two blocks."""
@@ -44,8 +43,9 @@ def config_of(stage: int, precision: Precision, accumulation: int) -> ZeroConfig
     )
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("precision", "accumulation"), [("fp32", 4), ("bf16", 1), ("bf16", 4), ("fp16", 1), ("fp16", 4)]
+)
 @pytest.mark.parametrize("stage", STAGES)
 def test_deepspeed_7837_and_6550_mean_and_norm_are_the_same_at_every_stage(
     pools: dict[int, RankPool], stage: int, precision: Precision, accumulation: int
@@ -70,20 +70,21 @@ def test_deepspeed_1800_accumulation_in_bf16_loses_nothing(pools: dict[int, Rank
         torch.testing.assert_close(weights, -mean * torch.cat([PATTERN, PATTERN]), rtol=2**-7, atol=0)
 
 
-@pytest.mark.parametrize("locally", [False, True], ids=["reduced", "locally"])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("stage", "locally"), [(0, False), (1, False), (2, False), (3, False), (2, True), (3, True)]
+)
 def test_fp16_overflows_in_no_sum_where_the_mean_does_not(
     pools: dict[int, RankPool], stage: int, locally: bool
 ) -> None:
-    """Each gradient is at most 2^15, half of what fp16 can hold; 16 of them are far more."""
+    """Each gradient is at most 2^15, half of what fp16 can hold; 8 of them are far more."""
     config = ZeroConfig(
         stage=stage,
         precision="fp16",
-        gradient_accumulation_steps=16,
+        gradient_accumulation_steps=8,
         accumulate_locally=locally,
         loss_scale=LossScaleConfig(static=1.0),
     )
-    for report, weights in pools[2].run(one_step, config, [[2.0**13] * 16] * 2):
+    for report, weights in pools[2].run(one_step, config, [[2.0**13] * 8] * 2):
         assert not report.skipped
         assert report.grad_norm == pytest.approx(2**13 * PATTERN_NORM, rel=1e-3)
         torch.testing.assert_close(weights, -(2**13) * torch.cat([PATTERN, PATTERN]), rtol=1e-3, atol=0)

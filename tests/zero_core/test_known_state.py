@@ -78,9 +78,10 @@ def test_an_optimizer_that_was_built_before_is_refused_with_what_to_pass(
 ) -> None:
     """Else it would hold parameters that no longer train, as was reported of several engines."""
     model = Pairs()
+    shapes = [p.shape for p in model.parameters()]
     with pytest.raises(ValueError, match=rf"^optimizer: a {build.__name__} was built .* pass AdamWConfig"):
         ZeroEngine(model, ZeroConfig(), build(model.parameters(), lr=0.1))  # type: ignore[arg-type, call-arg]
-    assert model.blocks[0].first.weight.shape == (6, 6)
+    assert [p.shape for p in model.parameters()] == shapes
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
@@ -150,7 +151,7 @@ class FailsOnRank1(nn.Module):
             raise ValueError("the cause")
         if fails:
             x.register_hook(self._fail)
-        return self.body.blocks[2](x)  # type: ignore[no-any-return]
+        return self.body.blocks[2](x)
 
     def _fail(self, gradient: Tensor) -> None:
         raise ValueError("the cause")

@@ -22,8 +22,10 @@ def test_neighbours_are_bucketed_up_to_a_limit(limit: int, expected: list[list[i
 
 
 def gathers(recorded: list[Event], bucket: int, prefetch: int) -> dict[int, tuple[int, ...]]:
-    program = compile_program(recorded, [10] * 5, bucket, prefetch, 0)
-    return {step.event.unit: step.gathers for step in program.steps if step.event.kind is Kind.NEED}
+    program = compile_program(
+        recorded, [10] * 5, [], gather_bucket=bucket, prefetch=prefetch, reduce_bucket=0
+    )
+    return {step.event.index: step.gathers for step in program.steps if step.event.kind is Kind.NEED}
 
 
 def test_without_prefetch_a_unit_is_gathered_when_it_is_needed() -> None:
@@ -47,21 +49,23 @@ def test_every_unit_is_gathered_once_and_no_later_than_its_need() -> None:
     for bucket in (0, 10, 25, 99):
         for prefetch in (0, 5, 15, 40):
             seen: list[int] = []
-            for step in compile_program(need(*order), [10] * 5, bucket, prefetch, 0).steps:
+            for step in compile_program(
+                need(*order), [10] * 5, [], gather_bucket=bucket, prefetch=prefetch, reduce_bucket=0
+            ).steps:
                 seen += step.gathers
-                assert step.event.unit in seen
+                assert step.event.index in seen
             assert sorted(seen) == [0, 1, 2, 3, 4]
 
 
 def test_a_unit_that_is_needed_again_is_counted_and_gathered_once() -> None:
-    program = compile_program(need(0, 1, 0), [10] * 2, 0, 0, 0)
+    program = compile_program(need(0, 1, 0), [10] * 2, [], gather_bucket=0, prefetch=0, reduce_bucket=0)
     assert program.needs == [2, 1]
-    assert [step.event.unit for step in program.steps] == [0, 1]
+    assert [step.event.index for step in program.steps] == [0, 1]
 
 
 def test_reductions_start_when_the_last_unit_of_their_bucket_is_done() -> None:
     recorded = [*need(2), *done(2), *need(1), *done(1), *need(0), *done(0)]
-    program = compile_program(recorded, [10] * 3, 0, 0, 20)
+    program = compile_program(recorded, [10] * 3, [10] * 3, gather_bucket=0, prefetch=0, reduce_bucket=20)
     assert [step.reductions for step in program.steps] == [(), (), (), (2, 1), (), (0,)]
 
 
