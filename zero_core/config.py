@@ -212,6 +212,11 @@ class ZeroConfig:
             _require(size is None or size >= 1, name, f"{size!r} must be at least 1")
         if self.quantized_gradients is not None:
             _one_of("quantized_gradients", self.quantized_gradients, get_args(Quantization))
+        _require(
+            self.stage == 3 or not self.quantized_weights,
+            "quantized_weights",
+            "parameters are gathered at stage 3 alone",
+        )
         quantized = self.quantized_weights or self.quantized_gradients is not None
         one_step = "leave it out: quantized collectives go in one step"
         _require(self.node_size is None or not quantized, "node_size", one_step)

@@ -173,7 +173,8 @@ class ZeroEngine:
         if self.scaler is None:
             return 1.0
         most = self.communicator.agree(torch.tensor([target_tokens], dtype=torch.float64)).item()
-        return 2.0 ** max(0, int(most) - 1).bit_length() / self.scaler.scale
+        whole_step = int(most * self.config.gradient_accumulation_steps)
+        return 2.0 ** max(0, whole_step - 1).bit_length() / self.scaler.scale
 
     def step(self) -> StepReport | None:
         """Update the weights at the accumulation boundary; None before it. Collective."""
@@ -276,7 +277,7 @@ class ZeroEngine:
 
     @contextmanager
     def full_parameters(self) -> Iterator[nn.Module]:
-        """Every parameter whole on every rank inside the block; changes to one are lost. Collective."""
+        """Every parameter whole on every rank inside the block, to be read. Collective."""
         self._schedule.settle()
         self._schedule.current = Pass.HELD
         try:

@@ -2,9 +2,10 @@
 
 Who owns memory when, at N ranks of a shard group (P elements, padding included):
 
-- ``whole`` (P): from backward's first touch until it is reduced; at stages 0 and 1 until the step ends.
+- ``whole`` (P): from backward's first touch until its reduction starts, and then until that has ended.
+- ``summed`` (P): at stages 0 and 1 the same memory until the step ends, with the sum in it.
 - ``shard`` (P/N): the sum over ranks of this rank's part, from the first reduction until the step ends,
-  at stages 2 and 3. At stage 1 it is a part of ``whole``, at stage 0 all of it.
+  at stages 2 and 3. At stage 1 it is a part of ``summed``, at stage 0 all of it.
 - ``error`` (P, with quantized gradients): what quantization lost, to be added to the next gradient.
 - One rank alone keeps nothing: the gradient stays where autograd put it.
 
@@ -59,17 +60,25 @@ class FlatGradient:
         self._whole: Tensor | None = None
         self._adopted = False
         """``_whole`` is autograd's tensor, not the arena's."""
+        self._summed: Tensor | None = None
+        """What was ``_whole``, with this rank's part of the sum in it; at stages 0 and 1."""
+        self._summed_adopted = False
         self._shard: Tensor | None = None
         self._error: Tensor | None = None
         self._spreading: Handle | None = None
         self._filled = [False] * len(parameters)
         self._used = [False] * len(parameters)
-        self.awaited = 0
-        """Parameters that have no gradient of this backward yet."""
+        self._awaited: int | None = 0
+        """Gradients of this backward that are still to come; None where nobody can know."""
+
+    def expect(self, count: int | None) -> None:
+        """At backward's start: how many gradients will come, if that is known."""
+        self._awaited = count
 
     @property
     def complete(self) -> bool:
-        return self.awaited == 0
+        """Every gradient of this backward has come."""
+        return self._awaited == 0
 
     @property
     def direct(self) -> bool:
@@ -108,7 +117,8 @@ class FlatGradient:
             else:
                 target.view(grad.shape).copy_(grad)
         self._filled[index] = self._used[index] = True
-        self.awaited -= 1
+        if self._awaited is not None:
+            self._awaited -= 1
 
     def _fits_exactly(self, grad: Tensor) -> bool:
         """A gradient that is alone in its flat one can become it without a copy.
@@ -155,9 +165,8 @@ class FlatGradient:
         self._filled = [False] * len(self._parameters)
         if self._communicator.mesh.shard_size == 1:
             return Handle([])
-        if self._policy.placement.gradients:
-            # From here on the reduction owns it: a gradient that comes later starts a new one.
-            self._whole, self._adopted = None, False
+        # From here on the reduction owns it: a gradient that comes later starts a new one.
+        self._whole, self._adopted = None, False
         self._communicator.traffic.reduced += whole.numel()
 
         def finish(total: Tensor) -> None:
@@ -180,6 +189,13 @@ class FlatGradient:
                 self._shard += total
             self._free(whole, adopted)
             return
+        if self._summed is not None:
+            # Only where gradients come late, which is at stage 3.
+            assert placement.optimizer
+            self._summed[begin:end] += total
+            self._free(whole, adopted)
+            return
+        self._summed, self._summed_adopted = whole, adopted
         if total.data_ptr() != whole[begin:end].data_ptr():
             whole[begin:end].copy_(total)
         if not placement.optimizer:
@@ -270,9 +286,10 @@ class FlatGradient:
         if placement.gradients:
             assert self._shard is not None
             return self._shard
-        assert self._whole is not None
+        whole = self._whole if self._summed is None else self._summed
+        assert whole is not None
         begin, end = self._master_range
-        return self._whole[begin:end]
+        return whole[begin:end]
 
     @property
     def _master_range(self) -> tuple[int, int]:
@@ -308,6 +325,9 @@ class FlatGradient:
         if self._whole is not None:
             self._free(self._whole, self._adopted)
             self._whole, self._adopted = None, False
+        if self._summed is not None:
+            self._free(self._summed, self._summed_adopted)
+            self._summed = None
         if self._shard is not None:
             self._arena.give_back(self._shard)
             self._shard = None

@@ -99,8 +99,9 @@ class _Part:
         self.flat = flat
         self._pieces = flat.master_pieces()
         self._index = {slot: index for index, slot in enumerate(flat.layout.slots)}
-        self._divides = config.name in SCALES_GRADIENTS
         self._optimizer = _build(self._pieces, config)
+        fused = self._optimizer is not None and self._optimizer.defaults.get("fused")
+        self._divides = bool(fused) and config.name in SCALES_GRADIENTS
 
     def step(self, lr: float, factor: float, used: list[bool]) -> None:
         if self._optimizer is None:
@@ -162,7 +163,8 @@ def _build(pieces: list[tuple[Piece, Tensor]], config: OptimizerConfig) -> torch
     if unknown:
         raise ValueError(f"optimizer options: {config.name} has no option {', '.join(unknown)}")
     if "fused" in accepted:
-        options.setdefault("fused", True)
+        # SGD's fused kernel can't start momentum for some parameters only.
+        options.setdefault("fused", not options.get("momentum"))
     if "weight_decay" not in accepted:
         if config.weight_decay:
             raise ValueError(f"weight_decay: {config.name} has no weight decay")

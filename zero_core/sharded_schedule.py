@@ -205,7 +205,7 @@ class ShardedSchedule:
     def ready(self, unit: Unit) -> None:
         # Released first, so that the reduction's buffers can have the memory.
         passed = unit.passed and unit not in self._held
-        if passed or (unit.complete and all(flat.trainable for flat in unit.flats)):
+        if passed or (unit.complete and unit.trains_whole):
             unit.release()
         self._finish([flat for flat in unit.trainable_flats if passed or flat.gradient.complete])
 

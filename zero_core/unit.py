@@ -74,6 +74,9 @@ class Unit:
         """Of these, the ones whose inputs tell when backward has passed them."""
         self._open_calls = 0
         """Of these, the ones whose inputs still wait for their gradients."""
+        self._ran_without_graph = False
+        """Reentrant checkpointing: every call has a backward of its own that brings gradients, and which is
+        the last nobody can know."""
         self._hooked: set[nn.Parameter] = set()
         self.running = False
         """A module of the unit is running forward."""
@@ -133,20 +136,25 @@ class Unit:
     def start_backward(self) -> None:
         """Await a gradient of each parameter that is to be trained now: some may be frozen, or thawed."""
         for flat in self.trainable_flats:
-            flat.gradient.awaited = 0
             if flat.gradient.direct:
                 continue
-            for index, parameter in enumerate(flat.parameters):
-                if parameter.requires_grad:
-                    flat.gradient.awaited += 1
-                    if parameter not in self._hooked:
-                        self._hook(flat, index)
+            trained = [index for index, parameter in enumerate(flat.parameters) if parameter.requires_grad]
+            flat.gradient.expect(None if self._ran_without_graph else len(trained))
+            for index in trained:
+                if flat.parameters[index] not in self._hooked:
+                    self._hook(flat, index)
+        self._ran_without_graph = False
 
     def _hook(self, flat: FlatParameter, index: int) -> None:
         parameter = flat.parameters[index]
         self._hooked.add(parameter)
         hook = self._gradient_hook(flat, index)
         self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    @property
+    def trains_whole(self) -> bool:
+        """No parameter is frozen: once all have gradients, backward reads none of them."""
+        return all(parameter.requires_grad for flat in self.flats for parameter in flat.parameters)
 
     @property
     def complete(self) -> bool:
@@ -169,7 +177,8 @@ class Unit:
         self._schedule.need(self)
         self.running = True
         if self._watch_inputs and self._schedule.current is Pass.FORWARD and torch.is_grad_enabled():
-            inputs = _differentiable((args, kwargs))
+            # A leaf has its gradient as soon as it can, before the rest of the unit's backward.
+            inputs = [x for x in _differentiable((args, kwargs)) if not x.is_leaf]
             if inputs:
                 self._watched_calls += 1
                 self._open_calls += 1
@@ -184,6 +193,8 @@ class Unit:
             if outputs:
                 self._backward_calls += 1
                 register_multi_grad_hook(outputs, self._before_backward, mode="any")
+        if not torch.is_grad_enabled():
+            self._ran_without_graph = True
         self.calls += 1
         self._schedule.used(self)
 
