@@ -69,11 +69,12 @@ class Unit:
         self.calls = 0
         """Forward calls of the unit's modules since the last ``start_forward``."""
         self._backward_calls = 0
-        """Of these, the ones that backward will go through."""
+        """Forward calls since the last backward that the next one will go through."""
         self._watched_calls = 0
         """Of these, the ones whose inputs tell when backward has passed them."""
         self._open_calls = 0
         """Of these, the ones whose inputs still wait for their gradients."""
+        self._went_backward = False
         self._ran_without_graph = False
         """Reentrant checkpointing: every call has a backward of its own that brings gradients, and which is
         the last nobody can know."""
@@ -131,10 +132,15 @@ class Unit:
     # Gradients.
 
     def start_forward(self) -> None:
-        self.calls = self._backward_calls = self._watched_calls = self._open_calls = 0
+        self.calls = 0
+        if self._went_backward:
+            self._backward_calls = self._watched_calls = self._open_calls = 0
+            self._went_backward = False
 
     def start_backward(self) -> None:
         """Await a gradient of each parameter that is to be trained now: some may be frozen, or thawed."""
+        self._open_calls = self._watched_calls
+        self._went_backward = True
         for flat in self.trainable_flats:
             if flat.gradient.direct:
                 continue
@@ -181,7 +187,6 @@ class Unit:
             inputs = [x for x in _differentiable((args, kwargs)) if not x.is_leaf]
             if inputs:
                 self._watched_calls += 1
-                self._open_calls += 1
                 register_multi_grad_hook(inputs, self._inputs_have_gradients, mode="all")
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
