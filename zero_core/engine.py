@@ -286,6 +286,8 @@ class ZeroEngine:
             for unit in self.units:
                 unit.wait()
             yield self.model
+            # No rank may leave, and its memory with it, while another still reads it.
+            self.communicator.barrier()
         finally:
             self._schedule.settle()
 
@@ -297,6 +299,7 @@ class ZeroEngine:
             unit.wait()
             yield unit
             unit.release()
+        self.communicator.barrier()
 
     def memory(self) -> Usage:
         """Bytes by category and tier, current and peak since the last ``start_measuring``."""
@@ -329,6 +332,7 @@ class ZeroEngine:
             unit.detach()
         for handle in self._handles:
             handle.remove()
+        self.communicator.barrier()
         self.communicator.close()
 
 

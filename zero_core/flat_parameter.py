@@ -217,7 +217,7 @@ class FlatParameter:
             return self._gather_all(target)
         if self._secondary_valid:
             assert self._secondary is not None
-            return communicator.all_gather(communicator.secondary, target, self._secondary)
+            return communicator.all_gather(communicator.secondary, target, self._secondary, stable=True)
         # Set at once, so that the order of waits can't make ranks choose different groups.
         self._secondary_valid = True
         handle = self._gather_all(target)
@@ -233,7 +233,8 @@ class FlatParameter:
         groups, shard = self._communicator.gathering, self.shard
         quantizer = self.policy.quantizer
         if quantizer is None:
-            return self._communicator.gather_shards(groups, target, shard)
+            # No optimizer touches it before all ranks have agreed on the step's gradient.
+            return self._communicator.gather_shards(groups, target, shard, stable=True)
         group = groups.inside
         packed_size = quantizer.packed_bytes(shard.numel())
         everyones = self._arena.borrow(packed_size * group.size, torch.uint8, "communication")

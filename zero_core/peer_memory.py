@@ -1,0 +1,164 @@
+"""Ranks of one host read each other's memory: one copy by the kernel, where a socket makes several.
+
+Who has something for a peer tells it the address, and the peer pulls it with process_vm_readv(2) when it
+waits for it. What is told are a few bytes over gloo, so ranks are as much in step as with sockets.
+
+The system may forbid it (another container, a hardened kernel): each pair of ranks tries at start, and
+pairs that can't read both ways use sockets.
+"""
+
+import ctypes
+import os
+import secrets
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_PIECE = 1 << 18
+"""Elements that are read and added at a time: they stay in the cache between the two."""
+
+_ACKNOWLEDGED = 1
+"""Tag of the messages that say that a peer has read."""
+
+
+class _Range(ctypes.Structure):
+    """struct iovec."""
+
+    _fields_ = [("address", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+class PeerMemory:
+    """Which ranks can be read from here, and the reading."""
+
+    def __init__(self, rank: int, world_size: int, group: dist.ProcessGroup | None) -> None:
+        self._process_ids: list[int] = []
+        self._readable: set[int] = set()
+        self._read = _find_process_vm_readv()
+        if world_size > 1:
+            self._probe(rank, world_size, group)
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._readable
+
+    def pull_sum(self, rank: int, address: int, total: Tensor, dtype: torch.dtype) -> None:
+        """Add to ``total`` the elements of ``dtype`` at ``address``, a piece at a time."""
+        scratch = torch.empty(_PIECE, dtype=dtype)
+        for part in total.split(_PIECE):
+            piece = scratch[: part.numel()]
+            self.pull(rank, address, piece)
+            part += piece
+            address += piece.nbytes
+
+    def pull(self, rank: int, address: int, target: Tensor) -> None:
+        """Fill ``target`` from ``address`` of another rank. Raises OSError if that rank is gone."""
+        assert self._read is not None
+        done = 0
+        while done < target.nbytes:
+            left = target.nbytes - done
+            here = _Range(target.data_ptr() + done, left)
+            there = _Range(address + done, left)
+            count = self._read(self._process_ids[rank], ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+            if count <= 0:
+                error = ctypes.get_errno()
+                raise OSError(error, f"memory of rank {rank} can't be read: {os.strerror(error)}")
+            done += count
+
+    def _probe(self, rank: int, world_size: int, group: dist.ProcessGroup | None) -> None:
+        """Every rank tries to read a random number from every other; both ways must succeed."""
+        nonce = torch.tensor([secrets.randbits(62)], dtype=torch.int64)
+        mine = torch.tensor([os.getpid(), nonce.data_ptr(), nonce.item()], dtype=torch.int64)
+        told = [torch.empty_like(mine) for _ in range(world_size)]
+        dist.all_gather(told, mine, group=group)
+        self._process_ids = [int(other[0]) for other in told]
+        succeeded = torch.zeros(world_size, dtype=torch.int64)
+        for peer, (_, address, expected) in enumerate(other.tolist() for other in told):
+            if peer == rank or self._read is None:
+                continue
+            seen = torch.zeros(1, dtype=torch.int64)
+            try:
+                self.pull(peer, address, seen)
+            except OSError:
+                continue
+            succeeded[peer] = int(seen.item() == expected)
+        table = [torch.empty_like(succeeded) for _ in range(world_size)]
+        # Also a barrier: until here every nonce is kept.
+        dist.all_gather(table, succeeded, group=group)
+        self._readable = {peer for peer in range(world_size) if table[rank][peer] and table[peer][rank]}
+
+
+class Pull:
+    """One collective's reads from peers of this host, as ``torch.distributed`` hands out work."""
+
+    def __init__(self, memory: PeerMemory, group: dist.ProcessGroup | None, stable: bool) -> None:
+        self._memory = memory
+        self._group = group
+        self._stable = stable
+        self._exchanges: list[_Exchange] = []
+
+    def add(self, rank: int, outgoing: Tensor, incoming: Tensor, *, add: bool = False) -> None:
+        """Offer ``outgoing`` to ``rank``; on ``wait`` fill ``incoming`` with what it offers, or add to it."""
+        address, theirs = torch.tensor([outgoing.data_ptr()]), torch.empty(1, dtype=torch.int64)
+        told = dist.irecv(theirs, src=rank, group=self._group)
+        sent = dist.isend(address, dst=rank, group=self._group)
+        self._exchanges.append(_Exchange(rank, outgoing, incoming, add, told, theirs, sent, address))
+
+    def wait(self) -> None:
+        """Read everything; unless sources are ``stable``, also until every peer has read from here."""
+        acknowledgements: list[tuple[Any, Tensor]] = []
+        for exchange in self._exchanges:
+            exchange.told.wait()
+            address = int(exchange.theirs)
+            if exchange.add:
+                self._memory.pull_sum(exchange.rank, address, exchange.incoming, exchange.outgoing.dtype)
+            else:
+                self._memory.pull(exchange.rank, address, exchange.incoming)
+            if not self._stable:
+                acknowledgements += self._acknowledge(exchange.rank)
+        for work, _ in acknowledgements:
+            work.wait()
+        for exchange in self._exchanges:
+            exchange.sent.wait()
+        self._exchanges = []
+
+    def _acknowledge(self, rank: int) -> list[tuple[Any, Tensor]]:
+        """Tell ``rank`` that its offer was read, and await the same of it; with the tensors in use."""
+        mine, theirs = torch.zeros(1, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
+        return [
+            (dist.isend(mine, dst=rank, group=self._group, tag=_ACKNOWLEDGED), mine),
+            (dist.irecv(theirs, src=rank, group=self._group, tag=_ACKNOWLEDGED), theirs),
+        ]
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """With one peer; it keeps alive what the peer reads and what gloo sends."""
+
+    rank: int
+    outgoing: Tensor
+    incoming: Tensor
+    add: bool
+    told: Any
+    theirs: Tensor
+    sent: Any
+    address: Tensor
+
+
+def _find_process_vm_readv() -> Any:
+    """The system call, or None where there is none."""
+    if not sys.platform.startswith("linux"):
+        return None
+    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    read.restype = ctypes.c_ssize_t
+    read.argtypes = [
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_ulong,
+    ]
+    return read
