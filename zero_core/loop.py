@@ -177,7 +177,8 @@ class TrainingLoop:
         )
         self._journal.telemetry(report.step, self._engine.memory(), self._engine.resident())
         self._progress.non_finite_steps = self._progress.non_finite_steps + 1 if report.skipped else 0
-        if self._progress.non_finite_steps >= NON_FINITE_LIMIT:
+        scaler = self._engine.scaler
+        if self._progress.non_finite_steps >= NON_FINITE_LIMIT and (scaler is None or scaler.exhausted):
             raise NonFiniteLoss(report.step, report.lr)
 
     def _due(self, every: int | None) -> bool:

@@ -14,6 +14,11 @@ class LossScaler:
         self._good_steps = 0
         self._overflows_left = config.hysteresis
 
+    @property
+    def exhausted(self) -> bool:
+        """It can't fall any more: an overflow is then the model's, not the scale's."""
+        return bool(self._config.static) or self.scale <= self._config.minimum
+
     def update(self, overflow: bool) -> bool:
         """After a step; True if the scale changed."""
         if self._config.static:

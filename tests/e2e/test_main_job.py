@@ -130,8 +130,10 @@ def check_memory(database: sessionmaker[Session], job_id: str) -> None:
             assert held.keys() == {
                 "parameters", "gradients", "optimizer", "communication", "activations", "other"
             }  # fmt: skip
-            state = held["parameters"] + held["gradients"] + held["optimizer"]
-            assert state == pytest.approx(parameters * 16 / 2, rel=0.01)
+            # Between steps a gradient is nobody's: 4 of the 16 bytes are in the peak alone.
+            assert row.memory["gradients"]["peak"]["device"] > 0.99 * parameters * 4 / 2
+            state = held["parameters"] + held["optimizer"]
+            assert state == pytest.approx(parameters * 12 / 2, rel=0.01)
             assert row.resident_peak is not None
             assert row.resident is not None
             assert row.resident_peak >= row.resident > state

@@ -29,6 +29,14 @@ def test_it_stops_at_the_minimum_and_a_static_one_never_moves() -> None:
     assert scales(LossScaleConfig(static=128), "xx" + "." * 2000)[-1] == 128
 
 
+def test_it_tells_when_it_can_fall_no_more() -> None:
+    scaler = LossScaler(LossScaleConfig(initial_scale_power=1, hysteresis=1))
+    assert not scaler.exhausted
+    scaler.update(overflow=True)
+    assert scaler.exhausted
+    assert LossScaler(LossScaleConfig(static=8)).exhausted
+
+
 def test_its_state_survives_a_checkpoint() -> None:
     config = LossScaleConfig(initial_scale_power=4, window=3)
     before, after = LossScaler(config), LossScaler(config)

@@ -64,10 +64,13 @@ def test_elements_sent_are_exactly_the_papers(
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_model_state_is_the_formulas_bytes(pools: dict[int, RankPool], world_size: int, stage: int) -> None:
     for result in pools[world_size].run(train, ZeroConfig(stage=stage), False, 2):
-        held = {name: result.memory[name]["current"]["device"] for name in result.memory}
+        usage = result.memory | {"gradients": result.after_backward["gradients"]}
+        held = {name: amounts["current"]["device"] for name, amounts in usage.items()}
         shard = result.elements / world_size
         assert held["parameters"] == 4 * (shard if stage >= 3 else result.elements)
         assert held["gradients"] == 4 * (shard if stage >= 2 else result.elements)
         expected = 8 * (shard if stage >= 1 else result.elements)
         # Padding has no optimizer state; each parameter has a step count of 4 bytes.
         assert held["optimizer"] == pytest.approx(expected, rel=0.01)
+        # Between steps a gradient is nobody's.
+        assert result.memory["gradients"]["current"]["device"] == 0

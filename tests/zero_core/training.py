@@ -20,6 +20,7 @@ class Result:
     reports: list[StepReport] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
     memory: Usage = field(default_factory=dict)
+    after_backward: Usage = field(default_factory=dict)
     elements: int = 0
 
 
@@ -40,6 +41,7 @@ def run_steps(engine: ZeroEngine, first: int, last: int, result: Result) -> None
         for micro_batch in micro_batches(global_batch(step), accumulation):
             loss = token_loss(engine, micro_batch)
             engine.backward(loss.mean, loss.tokens)
+            result.after_backward = engine.memory()
             report = engine.step()
             total += loss.total
         assert report is not None

@@ -1,0 +1,70 @@
+"""Peers that read each other's memory, peers that use sockets, and both in one group: the same results."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import pytest
+import torch.distributed as dist
+
+from tests.zero_core.ranks import RankPool
+from tests.zero_core.reference import build_model, relative_difference, trajectory
+from tests.zero_core.training import Result, train
+from zero_core import ZeroConfig, ZeroEngine
+from zero_core.config import Precision
+from zero_core.peer_memory import PeerMemory
+
+Way = Literal["memory", "sockets", "mixed"]
+STEPS = 3
+
+
+@contextmanager
+def only(way: Way) -> Iterator[None]:
+    """Engines made inside find that they can read all peers, none, or in a group of three one pair."""
+    probe = PeerMemory._probe
+
+    def restricted(self: PeerMemory, rank: int, world_size: int, group: dist.ProcessGroup | None) -> None:
+        probe(self, rank, world_size, group)
+        allowed = {"memory": {0, 1, 2, 3}, "sockets": set(), "mixed": {0, 1}}[way]
+        self._readable &= allowed if rank in allowed else set()
+
+    PeerMemory._probe = restricted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PeerMemory._probe = probe  # type: ignore[method-assign]
+
+
+def train_by(way: Way, config: ZeroConfig) -> Result:
+    with only(way):
+        return train(config, False, STEPS)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_way_that_bytes_take_does_not_show(
+    pools: dict[int, RankPool], world_size: int, stage: int, precision: Precision
+) -> None:
+    config = ZeroConfig(stage=stage, precision=precision)
+    ways: tuple[Way, ...] = ("memory", "sockets", "mixed") if world_size == 3 else ("memory", "sockets")
+    results = [pools[world_size].run(train_by, way, config) for way in ways]
+    for other in results[1:]:
+        assert relative_difference(other[0].weights, results[0][0].weights) == 0
+        for ours, theirs in zip(results[0], other, strict=True):
+            assert ours.losses == theirs.losses
+            assert [r.bytes_sent for r in ours.reports] == [r.bytes_sent for r in theirs.reports]
+    if precision == "fp32":
+        expected = trajectory(False, None, STEPS)
+        assert relative_difference(results[0][0].weights, expected.weights) < 1e-5
+
+
+def readable() -> list[int]:
+    engine = ZeroEngine(build_model(tied=False), ZeroConfig(stage=3))
+    found = [rank for rank in range(dist.get_world_size()) if rank in engine.communicator._peer_memory]
+    engine.close()
+    return found
+
+
+def test_ranks_of_this_host_can_read_each_other(pools: dict[int, RankPool]) -> None:
+    assert pools[3].run(readable) == [[1, 2], [0, 2], [0, 1]]
