@@ -32,6 +32,12 @@ DTYPES: dict[Precision, torch.dtype] = {
 }
 
 
+BUCKETS_UNDER_WAY = 2
+"""Of reductions: each holds its whole gradients until it is complete."""
+
+BUCKETS_KEPT_ANYWAY = 8
+"""The same where whole gradients are kept until the step's end: more in flight costs little."""
+
 Named = tuple[str, nn.Parameter]
 
 
@@ -120,12 +126,13 @@ def _device_of(model: nn.Module) -> torch.device:
 def _schedule(
     config: ZeroConfig, placement: Placement, communicator: Communicator
 ) -> ReplicatedSchedule | ShardedSchedule:
+    depth = BUCKETS_UNDER_WAY if placement.gradients else BUCKETS_KEPT_ANYWAY
     if not placement.parameters:
-        return ReplicatedSchedule(config.reduce_bucket_size)
+        return ReplicatedSchedule(config.reduce_bucket_size, depth)
     lookahead = Lookahead(
         config.allgather_bucket_size, config.prefetch_bucket_size, config.reduce_bucket_size
     )
-    return ShardedSchedule(communicator, lookahead)
+    return ShardedSchedule(communicator, lookahead, depth)
 
 
 def _policies(

@@ -5,6 +5,8 @@ arrive in on a rank: so two ranks can never pair the reductions of different one
 a rank may wait here for another without keeping it from going on.
 """
 
+from collections import deque
+
 from zero_core.collectives import Handle
 from zero_core.flat_parameter import FlatParameter
 from zero_core.program import buckets
@@ -12,35 +14,37 @@ from zero_core.unit import Pass, Unit
 
 
 class Reductions:
-    """The reductions under way: one bucket's, which bounds their buffers.
+    """The reductions under way, at most ``depth`` buckets of them, which bounds their buffers.
 
-    They have the backward of the next bucket to complete in.
+    They have the backward of the next buckets to complete in, so that ranks need not be in step.
     """
 
-    def __init__(self) -> None:
-        self._bucket: list[Handle] = []
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._buckets: deque[list[Handle]] = deque()
 
     def start(self, flats: list[FlatParameter]) -> None:
-        """Finish the bucket before, and start the reductions of this one."""
-        self.finish()
-        self._bucket = [flat.gradient.reduce() for flat in flats]
+        """Start the reductions of one bucket, having finished the oldest if there are too many."""
+        self.finish(leave=self._depth - 1)
+        self._buckets.append([flat.gradient.reduce() for flat in flats])
 
-    def finish(self) -> None:
-        for handle in self._bucket:
-            handle.wait()
-        self._bucket = []
+    def finish(self, leave: int = 0) -> None:
+        """Wait until at most ``leave`` buckets are under way."""
+        while len(self._buckets) > leave:
+            for handle in self._buckets.popleft():
+                handle.wait()
 
 
 class ReplicatedSchedule:
     """Parameters are always there; gradients are reduced bucket by bucket in a static order."""
 
-    def __init__(self, bucket_size: int) -> None:
+    def __init__(self, bucket_size: int, depth: int) -> None:
         self.current = Pass.IDLE
         self._bucket_size = bucket_size
         self._buckets: list[list[FlatParameter]] = []
         self._next = 0
         self._reduce = True
-        self._reductions = Reductions()
+        self._reductions = Reductions(depth)
 
     def adopt(self, units: list[Unit]) -> None:
         flats = [flat for unit in reversed(units) for flat in reversed(unit.trainable_flats)]

@@ -64,7 +64,7 @@ class Course:
 
 
 class ShardedSchedule:
-    def __init__(self, communicator: Communicator, lookahead: Lookahead) -> None:
+    def __init__(self, communicator: Communicator, lookahead: Lookahead, depth: int) -> None:
         self.current = Pass.IDLE
         self._communicator = communicator
         self._lookahead = lookahead
@@ -80,7 +80,7 @@ class ShardedSchedule:
         self._held: set[Unit] = set()
         """Tables that are there through all of a pass, as the root is."""
         self._course: Course | None = None
-        self._reductions = Reductions()
+        self._reductions = Reductions(depth)
         self._reduce = True
 
     def adopt(self, units: list[Unit]) -> None:
