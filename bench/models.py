@@ -31,8 +31,8 @@ class Shape:
 
     @property
     def largest_unit(self) -> int:
-        """Elements of the largest group that is gathered or reduced at once."""
-        return max(self.block_elements, self.root_elements)
+        """Elements of the largest group that is gathered or reduced at once: a block or a table."""
+        return max(self.block_elements, self.vocabulary * self.hidden)
 
 
 SHAPES: dict[str, Shape] = {
