@@ -155,7 +155,7 @@ def test_telemetry_has_every_rank_and_step(pools: dict[int, RankPool], inputs: P
                 assert held[category] == pytest.approx(expected[category], rel=0.01)
             # Of gradients the lines have the peak: the shards, and what is whole before its reduction.
             gradients = line["memory"]["gradients"]["peak"]["device"]
-            assert 0.99 * expected["gradients"] < gradients < 3 * expected["gradients"]
+            assert 0.99 * expected["gradients"] < gradients <= 3 * expected["gradients"]
             assert line["resident_peak"] >= line["resident"] > 0
 
 
