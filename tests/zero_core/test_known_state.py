@@ -159,7 +159,7 @@ class FailsOnRank1(nn.Module):
 
 def one_rank_fails(stage: int, where: str) -> None:
     dist.barrier()
-    engine = ZeroEngine(FailsOnRank1(where), ZeroConfig(stage=stage, timeout_seconds=2.0), OPTIMIZER)
+    engine = ZeroEngine(FailsOnRank1(where), ZeroConfig(stage=stage, timeout_seconds=20.0), OPTIMIZER)
     for step in range(2):
         engine.backward(straight(engine, step, dist.get_rank()))
         engine.step()
