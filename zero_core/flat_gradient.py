@@ -46,13 +46,16 @@ class FlatGradient:
         self,
         parameters: list[nn.Parameter],
         layout: Layout,
+        owned: tuple[int, int],
         policy: GradientPolicy,
         communicator: Communicator,
         arena: Arena,
         ledger: Ledger,
     ) -> None:
+        """``owned`` is the part of the flat buffer that this rank's optimizer updates."""
         self._parameters = parameters
         self._layout = layout
+        self._owned = owned
         self._policy = policy
         self._communicator = communicator
         self._arena = arena
@@ -68,6 +71,8 @@ class FlatGradient:
         self._spreading: Handle | None = None
         self._filled = [False] * len(parameters)
         self._used = [False] * len(parameters)
+        self._charged = 0
+        """Bytes of autograd's own gradients that are accounted for."""
         self._awaited: int | None = 0
         """Gradients of this backward that are still to come; None where nobody can know."""
 
@@ -262,9 +267,17 @@ class FlatGradient:
 
     def settle(self) -> None:
         """Every reduction that was waited for is complete on this rank when this returns."""
+        if self._policy.direct:
+            self._charge_direct()
         if self._spreading is not None:
             self._spreading.wait()
             self._spreading = None
+
+    def _charge_direct(self) -> None:
+        """Account for what autograd holds for us."""
+        held = sum(parameter.grad.nbytes for parameter in self._parameters if parameter.grad is not None)
+        self._ledger.take("gradients", held - self._charged)
+        self._charged = held
 
     def sum_replicas(self) -> None:
         """Add up the replicas' sums, in fp32. Once a step, in one order on all ranks. Collective."""
@@ -288,14 +301,8 @@ class FlatGradient:
             return self._shard
         whole = self._whole if self._summed is None else self._summed
         assert whole is not None
-        begin, end = self._master_range
+        begin, end = self._owned
         return whole[begin:end]
-
-    @property
-    def _master_range(self) -> tuple[int, int]:
-        if self._policy.placement.optimizer:
-            return self._layout.shard_range(self._communicator.shard_index)
-        return 0, self._layout.size
 
     def square_sum(self) -> Tensor:
         """Of this rank's shard of the summed gradient, 0-dim fp64: every element counts on one rank only."""
@@ -314,7 +321,7 @@ class FlatGradient:
             grad = self._parameters[index].grad
             assert grad is not None
             return grad.reshape(-1)[piece.start : piece.start + piece.length]
-        begin, _ = self._master_range
+        begin, _ = self._owned
         return self.reduced()[piece.offset - begin : piece.offset - begin + piece.length]
 
     def finish_step(self) -> None:
@@ -322,6 +329,8 @@ class FlatGradient:
         if self._policy.direct:
             for parameter in self._parameters:
                 parameter.grad = None
+            self._ledger.give("gradients", self._charged)
+            self._charged = 0
         if self._whole is not None:
             self._free(self._whole, self._adopted)
             self._whole, self._adopted = None, False

@@ -84,7 +84,9 @@ class FlatParameter:
         else:
             # Views can be made of a buffer with memory only.
             self.release()
-        self.gradient = FlatGradient(self.parameters, self.layout, gradients, communicator, arena, ledger)
+        self.gradient = FlatGradient(
+            self.parameters, self.layout, self.master_range, gradients, communicator, arena, ledger
+        )
 
     # Construction.
 

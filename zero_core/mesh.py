@@ -31,10 +31,6 @@ class Mesh:
     def replica(self) -> int:
         return self.rank // self.shard_size
 
-    @property
-    def replicas(self) -> int:
-        return self.world_size // self.shard_size
-
     def rows(self) -> list[list[int]]:
         """The shard groups."""
         return self.neighbours(self.shard_size)

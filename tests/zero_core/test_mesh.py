@@ -9,7 +9,7 @@ def test_rows_columns_and_nodes_cut_the_world() -> None:
     assert mesh.columns() == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert mesh.neighbours(2) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert mesh.across_nodes() == [[0, 2], [1, 3], [4, 6], [5, 7]]
-    assert (mesh.replica, mesh.replicas) == (1, 2)
+    assert mesh.replica == 1
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,10 @@ class Result:
     memory: Usage = field(default_factory=dict)
     after_backward: Usage = field(default_factory=dict)
     elements: int = 0
+    updated: int = 0
+    """Elements that this rank's optimizer updates."""
+    pieces: int = 0
+    """Of parameters that they are in."""
 
 
 def micro_batches(batch: dict[str, Tensor], accumulation: int) -> list[dict[str, Tensor]]:
@@ -61,6 +65,8 @@ def train(config: ZeroConfig, tied: bool, steps: int) -> Result:
 
 def finish(engine: ZeroEngine, result: Result) -> None:
     result.memory = engine.memory()
+    owned = [owned.piece.length for owned in engine.optimizer.owned()]
+    result.updated, result.pieces = sum(owned), len(owned)
     result.weights = whole_weights(engine)
     engine.close()
 
