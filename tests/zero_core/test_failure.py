@@ -62,3 +62,33 @@ def test_every_rank_names_the_first_cause_long_before_the_time_out(
     for rank in (0, 2):
         assert answers[rank][0] == "PeerFailed: rank 1 failed first: ValueError: the second block exploded"
         assert answers[rank][1] < TIMEOUT_SECONDS / 2
+
+
+_silent: list[ZeroEngine] = []
+"""Kept, so that connections stay open as those of a rank that hangs."""
+
+
+def wait_for_a_silent_rank(stage: int) -> tuple[str, float]:
+    """Rank 1 makes the engine and never uses it."""
+    engine = ZeroEngine(build("scalar"), ZeroConfig(stage=stage, timeout_seconds=2.0), OPTIMIZER)
+    if dist.get_rank() == 1:
+        _silent.append(engine)
+        return "", 0.0
+    started = time.monotonic()
+    try:
+        batch = global_batch(0).part(0, 1, 0, 2)
+        engine.backward(summed_loss(engine.model, batch, 0), 1)
+        engine.step()
+    except RuntimeError as error:
+        return str(error), time.monotonic() - started
+    raise AssertionError("nothing failed")
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_rank_that_hangs_is_waited_for_as_long_as_configured(
+    pools: dict[int, RankPool], stage: int
+) -> None:
+    told, seconds = pools[2].run(wait_for_a_silent_rank, stage)[0]
+    assert "timed out" in told.lower()
+    # The pool's own groups would wait for a minute.
+    assert seconds < 30
