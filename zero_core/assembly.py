@@ -4,6 +4,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from zero_core.collectives import Communicator
 from zero_core.config import Precision, ZeroConfig
 from zero_core.flat_gradient import GradientPolicy
 from zero_core.flat_parameter import FlatParameter, ParameterPolicy, Weights
+from zero_core.heap import keep_what_is_freed
 from zero_core.memory import Ledger
 from zero_core.mesh import Mesh
 from zero_core.partition import Part, partition
@@ -80,6 +82,10 @@ def assemble(
             for named in pack(part.parameters, config.reduce_bucket_size)
         ]
         units.append(Unit(index, part.name, part.modules, flats, schedule, placement.parameters))
+    if device.type == "cpu":
+        keep_what_is_freed()
+        for earlier, unit in pairwise(units):
+            unit.earlier = earlier
     adopt_buffers(model, parameters.dtype, communicator)
     schedule.adopt(units)
     return Assembly(device, ledger, communicator, schedule, units)

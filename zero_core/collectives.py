@@ -182,41 +182,55 @@ class Communicator:
         finish: Callable[[], None] | None = None,
         *,
         stable: bool = False,
+        places: list[int] | None = None,
     ) -> Handle:
         """Fill ``full`` (P) from every rank's ``shard`` (P/N); ``shard`` may be this rank's part of it.
 
         A ``stable`` shard stays as it is until all ranks have agreed on something after this gather; any
-        other one until the handle was waited for.
+        other one until the handle was waited for. ``places`` is what ``settle_places`` returned for it.
         """
         self._count_sent(group, shard)
         if self._native:
             work = dist.all_gather_into_tensor(full, shard, group=group.handle, async_op=True)
             return Handle([work], finish)
         parts = full.chunk(group.size)
-        works = self._exchange(group, [shard] * group.size, list(parts), stable)
+        works = self._exchange(group, [shard] * group.size, list(parts), stable, places)
         own = parts[group.rank]
         if own.data_ptr() != shard.data_ptr():
             own.copy_(shard)
         return Handle(works, finish)
 
-    def reduce_scatter(self, group: Group, full: Tensor, finish: Callable[[Tensor], None]) -> Handle:
+    def reduce_scatter(
+        self,
+        group: Group,
+        full: Tensor,
+        finish: Callable[[Tensor], None],
+        *,
+        into: Tensor | None = None,
+        stable: bool = False,
+    ) -> Handle:
         """Sum ``full`` (P) over the ranks; ``finish`` is called with this rank's part (P/N) of the sum.
 
-        Until then ``full`` must stay as it is. What ``finish`` gets is scratch: on gloo this rank's part
-        of ``full`` itself, or a sum in fp32 where ``full`` is of lower precision.
+        Until then ``full`` must stay as it is, and if ``stable`` the other ranks' parts of it for as long
+        as in ``all_gather``: then no rank waits until another has read. What ``finish`` gets is ``into``
+        where that saves a copy, else scratch: on gloo this rank's part of ``full`` itself, or a sum in
+        fp32 where ``full`` is of lower precision.
         """
         shard_size = full.numel() // group.size
         self._count_sent(group, full[:shard_size])
         if self._native:
-            reduced = full.new_empty(shard_size)
+            fits = into is not None and into.dtype == full.dtype
+            reduced = into if fits and into is not None else full.new_empty(shard_size)
             work = dist.reduce_scatter_tensor(reduced, full, group=group.handle, async_op=True)
             return Handle([work], lambda: finish(reduced))
         parts = list(full.chunk(group.size))
         if all(group.ranks[peer] in self._peer_memory for peer in group.peers):
-            pull = Pull(self._peer_memory, group.handle, stable=False)
-            total = parts[group.rank].float()
+            pull = Pull(self._peer_memory, group.handle, stable)
+            own = parts[group.rank].float()
+            total = into if into is not None and into.dtype == full.dtype == torch.float32 else own
             for peer in group.peers:
-                pull.add(group.ranks[peer], parts[peer], total, add=True)
+                pull.add(group.ranks[peer], parts[peer], total, plus=own)
+                own = total
             return Handle([pull], lambda: finish(total))
 
         def summed(received: list[Tensor]) -> Tensor:
@@ -227,12 +241,30 @@ class Communicator:
 
         return self.all_to_all(group, parts, summed, finish)
 
+    def settle_places(self, groups: Hierarchy, shard: Tensor) -> list[int] | None:
+        """Tell the shard group where ``shard`` is for good, so that gathers need no message. Collective.
+
+        It may change only where all ranks have agreed on something since the last gather of it, and must
+        not be gathered again before they have met in a barrier.
+        """
+        if self._native or groups.inside.size == 1 or groups.across.size > 1:
+            return None
+        places = [torch.empty(1, dtype=torch.int64) for _ in range(groups.inside.size)]
+        dist.all_gather(places, torch.tensor([shard.data_ptr()]), group=groups.inside.handle)
+        return [int(place) for place in places]
+
     def gather_shards(
-        self, groups: Hierarchy, full: Tensor, shard: Tensor, *, stable: bool = False
+        self,
+        groups: Hierarchy,
+        full: Tensor,
+        shard: Tensor,
+        *,
+        stable: bool = False,
+        places: list[int] | None = None,
     ) -> Handle:
         """Fill ``full`` from the shards: across the nodes first, so that each byte crosses once."""
         if groups.across.size == 1:
-            return self.all_gather(groups.inside, full, shard, stable=stable)
+            return self.all_gather(groups.inside, full, shard, stable=stable, places=places)
         part = full.chunk(groups.inside.size)[groups.inside.rank]
         first = self.all_gather(groups.across, part, shard)
 
@@ -242,13 +274,21 @@ class Communicator:
 
         return Handle([], spread_inside)
 
-    def reduce_to_shards(self, groups: Hierarchy, full: Tensor, finish: Callable[[Tensor], None]) -> Handle:
+    def reduce_to_shards(
+        self,
+        groups: Hierarchy,
+        full: Tensor,
+        finish: Callable[[Tensor], None],
+        *,
+        into: Tensor | None = None,
+        stable: bool = False,
+    ) -> Handle:
         """Sum ``full`` over the shard group: inside the nodes first, so that less has to cross."""
         if groups.across.size == 1:
-            return self.reduce_scatter(groups.inside, full, finish)
+            return self.reduce_scatter(groups.inside, full, finish, into=into, stable=stable)
 
         def sum_across(part: Tensor) -> None:
-            self.reduce_scatter(groups.across, part, finish).wait()
+            self.reduce_scatter(groups.across, part, finish, into=into).wait()
 
         return self.reduce_scatter(groups.inside, full, sum_across)
 
@@ -289,14 +329,22 @@ class Communicator:
             dist.broadcast(tensor, src=0, group=self._world.handle)
 
     def _exchange(
-        self, group: Group, outgoing: list[Tensor], incoming: list[Tensor], stable: bool
+        self,
+        group: Group,
+        outgoing: list[Tensor],
+        incoming: list[Tensor],
+        stable: bool,
+        places: list[int] | None = None,
     ) -> list[Any]:
         operations = []
         pull = Pull(self._peer_memory, group.handle, stable)
         for peer in group.peers:
             rank = group.ranks[peer]
             if rank in self._peer_memory:
-                pull.add(rank, outgoing[peer], incoming[peer])
+                if places is None:
+                    pull.add(rank, outgoing[peer], incoming[peer])
+                else:
+                    pull.read(rank, places[peer], incoming[peer])
                 continue
             operations.append(dist.P2POp(dist.irecv, incoming[peer], rank, group=group.handle))
             operations.append(dist.P2POp(dist.isend, outgoing[peer], rank, group=group.handle))

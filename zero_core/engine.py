@@ -222,6 +222,9 @@ class ZeroEngine:
         self._schedule.settle()
         for handle in [h for unit in self.units for flat in unit.flats if (h := flat.refresh())]:
             handle.wait()
+        if self.units[0].flats[0].policy.placement.parameters:
+            # Gathers read the shards without asking whether they are there (see ``settle_places``).
+            self.communicator.barrier()
 
     def forget_quantization_error(self) -> None:
         """Start the error feedback of quantized gradients anew."""

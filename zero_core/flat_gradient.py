@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from zero_core.arena import Arena
 from zero_core.collectives import Communicator, Handle
+from zero_core.heap import MAPPED, drop
 from zero_core.layout import Layout, Piece
 from zero_core.memory import Ledger
 from zero_core.norm import square_sum
@@ -66,7 +67,10 @@ class FlatGradient:
         self._summed: Tensor | None = None
         """What was ``_whole``, with this rank's part of the sum in it; at stages 0 and 1."""
         self._summed_adopted = False
+        self._reduced = False
+        """A reduction of this step has been started."""
         self._shard: Tensor | None = None
+        self._shard_adopted = False
         self._error: Tensor | None = None
         self._spreading: Handle | None = None
         self._filled = [False] * len(parameters)
@@ -129,11 +133,11 @@ class FlatGradient:
         """A gradient that is alone in its flat one can become it without a copy.
 
         Kept until the step's end it would keep the allocator from using its memory again, unless it is so
-        large that glibc maps it anew in any case (DEFAULT_MMAP_THRESHOLD_MAX).
+        large that it is mapped anew in any case.
         """
         return (
             len(self._parameters) == 1
-            and (self._policy.placement.gradients or grad.nbytes >= 32 << 20)
+            and (self._policy.placement.gradients or grad.nbytes >= MAPPED)
             and grad.numel() == self._layout.size
             and grad.dtype == self._policy.dtype
             and grad.is_contiguous()
@@ -173,26 +177,51 @@ class FlatGradient:
         # From here on the reduction owns it: a gradient that comes later starts a new one.
         self._whole, self._adopted = None, False
         self._communicator.traffic.reduced += whole.numel()
+        into = self._take_shard(whole, adopted)
 
         def finish(total: Tensor) -> None:
-            self._keep(total, whole, adopted)
+            if into is None:
+                self._keep(total, whole, adopted)
+            else:
+                if total is not into:
+                    into.copy_(total)
+                self._free(whole, adopted)
 
         if self._policy.quantizer is not None:
             return self._reduce_quantized(self._policy.quantizer, whole, finish)
         sent = whole.to(self._policy.communication_dtype)
-        return self._communicator.reduce_to_shards(self._communicator.reducing, sent, finish)
+        # Of stages 0 and 1 the peers' parts stay until all ranks have agreed on the step.
+        stable = sent is whole and not self._policy.placement.gradients and not self._reduced
+        self._reduced = True
+        return self._communicator.reduce_to_shards(
+            self._communicator.reducing, sent, finish, into=into, stable=stable
+        )
+
+    def _take_shard(self, whole: Tensor, adopted: bool) -> Tensor | None:
+        """The shard, with arbitrary contents, if the sum is the first that it gets.
+
+        None if it has one already, at stages without, and where it will be a part of ``whole``.
+        """
+        if not self._policy.placement.gradients or self._shard is not None:
+            return None
+        if adopted and whole.nbytes >= MAPPED and not whole.is_cuda:
+            begin, end = self._layout.shard_range(self._communicator.shard_index)
+            self._shard, self._shard_adopted = whole[begin:end], True
+            return None
+        self._shard = self._arena.borrow(self._layout.shard_size, self._policy.dtype, "gradients")
+        return self._shard
 
     def _keep(self, total: Tensor, whole: Tensor, adopted: bool) -> None:
         """Put this rank's part of the sum where it belongs, and free the rest."""
         placement = self._policy.placement
         begin, end = self._layout.shard_range(self._communicator.shard_index)
         if placement.gradients:
-            if self._shard is None:
-                self._shard = self._arena.borrow(self._layout.shard_size, self._policy.dtype, "gradients")
-                self._shard.copy_(total)
+            assert self._shard is not None
+            if self._shard.data_ptr() == whole[begin:end].data_ptr():
+                self._keep_in_place(total, whole)
             else:
                 self._shard += total
-            self._free(whole, adopted)
+                self._free(whole, adopted)
             return
         if self._summed is not None:
             # Only where gradients come late, which is at stage 3.
@@ -206,13 +235,24 @@ class FlatGradient:
         if not placement.optimizer:
             self._spread(whole, total)
 
+    def _keep_in_place(self, total: Tensor, whole: Tensor) -> None:
+        """The shard is a part of ``whole``, which was mapped for itself: the rest of it goes."""
+        assert self._shard is not None
+        if total.data_ptr() != self._shard.data_ptr():
+            self._shard.copy_(total)
+        begin, end = self._layout.shard_range(self._communicator.shard_index)
+        drop(whole[:begin])
+        drop(whole[end:])
+        self._ledger.give("gradients", whole.nbytes - self._shard.nbytes)
+
     def _spread(self, whole: Tensor, total: Tensor) -> None:
         """Second half of stage 0's all-reduce: every rank gets every part, rounded alike."""
         groups, dtype = self._communicator.reducing, self._policy.communication_dtype
         self._communicator.traffic.reduced += whole.numel()
         if dtype == whole.dtype:
             begin, end = self._layout.shard_range(self._communicator.shard_index)
-            self._spreading = self._communicator.gather_shards(groups, whole, whole[begin:end])
+            # Nobody's part is overwritten before it was read: whoever offers its sum has read its parts.
+            self._spreading = self._communicator.gather_shards(groups, whole, whole[begin:end], stable=True)
             return
         travelling = self._arena.borrow(whole.numel(), dtype, "communication")
 
@@ -338,6 +378,7 @@ class FlatGradient:
             self._free(self._summed, self._summed_adopted)
             self._summed = None
         if self._shard is not None:
-            self._arena.give_back(self._shard)
-            self._shard = None
+            self._free(self._shard, self._shard_adopted)
+            self._shard, self._shard_adopted = None, False
+        self._reduced = False
         self._used = [False] * len(self._parameters)

@@ -74,6 +74,9 @@ class FlatParameter:
         self.trainable = self.parameters[0].requires_grad
         self._buffer: Buffer | None = None
         self._adopt()
+        self._places: list[int] | None = None
+        if policy.placement.parameters:
+            self._places = communicator.settle_places(communicator.gathering, self.shard)
         self._poison = torch.full((), math.nan, dtype=policy.dtype, device=self.full.device)
         self._views = [self.full[slot.offset : slot.end].view(slot.shape) for slot in self.layout.slots]
         self._secondary: Tensor | None = None
@@ -236,7 +239,7 @@ class FlatParameter:
         quantizer = self.policy.quantizer
         if quantizer is None:
             # No optimizer touches it before all ranks have agreed on the step's gradient.
-            return self._communicator.gather_shards(groups, target, shard, stable=True)
+            return self._communicator.gather_shards(groups, target, shard, stable=True, places=self._places)
         group = groups.inside
         packed_size = quantizer.packed_bytes(shard.numel())
         everyones = self._arena.borrow(packed_size * group.size, torch.uint8, "communication")

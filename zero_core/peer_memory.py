@@ -1,7 +1,8 @@
 """Ranks of one host read each other's memory: one copy by the kernel, where a socket makes several.
 
 Who has something for a peer tells it the address, and the peer pulls it with process_vm_readv(2) when it
-waits for it. What is told are a few bytes over gloo, so ranks are as much in step as with sockets.
+waits for it. What is told are a few bytes over gloo, so ranks are as much in step as with sockets. What
+stays at one address for good is told once; its readers then need nobody.
 
 The system may forbid it (another container, a hardened kernel): each pair of ranks tries at start, and
 pairs that can't read both ways use sockets.
@@ -44,13 +45,13 @@ class PeerMemory:
     def __contains__(self, rank: int) -> bool:
         return rank in self._readable
 
-    def pull_sum(self, rank: int, address: int, total: Tensor, dtype: torch.dtype) -> None:
-        """Add to ``total`` the elements of ``dtype`` at ``address``, a piece at a time."""
+    def pull_sum(self, rank: int, address: int, total: Tensor, plus: Tensor, dtype: torch.dtype) -> None:
+        """Fill ``total`` with the elements of ``dtype`` at ``address`` plus ``plus``, a piece at a time."""
         scratch = torch.empty(_PIECE, dtype=dtype)
-        for part in total.split(_PIECE):
+        for part, ours in zip(total.split(_PIECE), plus.split(_PIECE), strict=True):
             piece = scratch[: part.numel()]
             self.pull(rank, address, piece)
-            part += piece
+            torch.add(ours, piece, out=part)
             address += piece.nbytes
 
     def pull(self, rank: int, address: int, target: Tensor) -> None:
@@ -97,25 +98,35 @@ class Pull:
         self._memory = memory
         self._group = group
         self._stable = stable
+        self._reads: list[tuple[int, int, Tensor]] = []
         self._exchanges: list[_Exchange] = []
 
-    def add(self, rank: int, outgoing: Tensor, incoming: Tensor, *, add: bool = False) -> None:
-        """Offer ``outgoing`` to ``rank``; on ``wait`` fill ``incoming`` with what it offers, or add to it."""
+    def read(self, rank: int, address: int, incoming: Tensor) -> None:
+        """On ``wait`` fill ``incoming`` from ``address`` of ``rank``, which knows nothing of it."""
+        self._reads.append((rank, address, incoming))
+
+    def add(self, rank: int, outgoing: Tensor, incoming: Tensor, *, plus: Tensor | None = None) -> None:
+        """Offer ``outgoing`` to ``rank``; on ``wait`` fill ``incoming`` with what it offers, and ``plus``."""
         address, theirs = torch.tensor([outgoing.data_ptr()]), torch.empty(1, dtype=torch.int64)
         told = dist.irecv(theirs, src=rank, group=self._group)
         sent = dist.isend(address, dst=rank, group=self._group)
-        self._exchanges.append(_Exchange(rank, outgoing, incoming, add, told, theirs, sent, address))
+        self._exchanges.append(_Exchange(rank, outgoing, incoming, plus, told, theirs, sent, address))
 
     def wait(self) -> None:
         """Read everything; unless sources are ``stable``, also until every peer has read from here."""
+        for rank, address, incoming in self._reads:
+            self._memory.pull(rank, address, incoming)
+        self._reads = []
         acknowledgements: list[tuple[Any, Tensor]] = []
         for exchange in self._exchanges:
             exchange.told.wait()
             address = int(exchange.theirs)
-            if exchange.add:
-                self._memory.pull_sum(exchange.rank, address, exchange.incoming, exchange.outgoing.dtype)
-            else:
+            if exchange.plus is None:
                 self._memory.pull(exchange.rank, address, exchange.incoming)
+            else:
+                self._memory.pull_sum(
+                    exchange.rank, address, exchange.incoming, exchange.plus, exchange.outgoing.dtype
+                )
             if not self._stable:
                 acknowledgements += self._acknowledge(exchange.rank)
         for work, _ in acknowledgements:
@@ -140,7 +151,7 @@ class _Exchange:
     rank: int
     outgoing: Tensor
     incoming: Tensor
-    add: bool
+    plus: Tensor | None
     told: Any
     theirs: Tensor
     sent: Any

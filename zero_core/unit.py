@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from zero_core.collectives import Handle
 from zero_core.flat_parameter import FlatParameter
+from zero_core.heap import make_room
 from zero_core.partition import TABLES
 
 
@@ -81,6 +82,8 @@ class Unit:
         self._hooked: set[nn.Parameter] = set()
         self.running = False
         """A module of the unit is running forward."""
+        self.earlier: Unit | None = None
+        """Its backward most likely follows this unit's, and on the CPU needs room in the heap."""
         self._handles: list[Any] = []
         for module in modules:
             self._handles.append(
@@ -103,6 +106,11 @@ class Unit:
         return sum(flat.layout.size for flat in self.flats)
 
     # Parameters.
+
+    @property
+    def largest_gradient(self) -> int:
+        """Bytes of the largest gradient that autograd makes for the unit."""
+        return max((p.nbytes for flat in self.trainable_flats for p in flat.parameters), default=0)
 
     @property
     def present(self) -> bool:
@@ -218,6 +226,8 @@ class Unit:
             flat.gradient.accumulate(index)
             if flat.gradient.complete:
                 self._schedule.ready(self)
+                if self.earlier is not None and self.complete:
+                    make_room(self.earlier.largest_gradient)
 
         return on_gradient
 

@@ -1,5 +1,6 @@
 """One short recording on real ranks, and what the pictures draw of it."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -103,5 +104,14 @@ def test_what_was_kept_is_drawn_again_to_the_byte(directory: Path) -> None:
 def test_the_page_shows_the_pictures_of_what_was_kept(name: str, tmp_path: Path) -> None:
     (tmp_path / MEASURED).write_bytes((DIRECTORY / MEASURED).read_bytes())
     main(["--kept", "--output", str(tmp_path)])
-    assert (tmp_path / name).read_bytes() == (DIRECTORY / name).read_bytes()
+    words, numbers = _words_and_numbers(tmp_path / name)
+    kept_words, kept_numbers = _words_and_numbers(DIRECTORY / name)
+    assert words == kept_words
+    # Processors round the last digit differently.
+    assert numbers == pytest.approx(kept_numbers, abs=1e-4)
     assert f"](images/{name})" in PAGE.read_text()
+
+
+def _words_and_numbers(picture: Path) -> tuple[list[str], list[float]]:
+    parts = re.split(r"(-?\d+\.\d+)", picture.read_text())
+    return parts[::2], [float(number) for number in parts[1::2]]
