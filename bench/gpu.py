@@ -67,7 +67,7 @@ def _row(model: str, engine: str, ranks: int) -> list[str]:
     title = ENGINES[engine].title
     case = Case(model, "bf16", ranks, STEPS, SEQUENCE_LENGTH, rows=1)
     try:
-        (measurement,) = run_ranks(Task(case, (engine,), device="cuda"), TIMEOUT_SECONDS)
+        measurement = run_ranks(Task(case, engine, device="cuda"), TIMEOUT_SECONDS)
     except RunFailed as failure:
         return [title, str(ranks), f"failed: {failure}", "—", "—"]
     rate = tokens_per_second(case, measurement)

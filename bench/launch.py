@@ -27,7 +27,7 @@ class RunFailed(Exception):
     """A run gave no measurement; the message is the first failed rank's last word."""
 
 
-def run_ranks(task: Task, timeout_seconds: float) -> list[Measurement]:
+def run_ranks(task: Task, timeout_seconds: float) -> Measurement:
     """Run ``task`` on processes of its own, on loopback. Raises RunFailed; no rank outlives the call."""
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
@@ -39,7 +39,7 @@ def run_ranks(task: Task, timeout_seconds: float) -> list[Measurement]:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-        return TypeAdapter(list[Measurement]).validate_json((folder / "answer.json").read_bytes())
+        return TypeAdapter(Measurement).validate_json((folder / "answer.json").read_bytes())
 
 
 def _start(folder: Path, ranks: int) -> list[subprocess.Popen[bytes]]:

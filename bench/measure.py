@@ -14,45 +14,36 @@ from bench.models import SHAPES, build_model
 from bench.task import WARM_UP_STEPS, Case, Measurement, Task
 
 
-def measure(task: Task, device: torch.device) -> list[Measurement]:
-    """One measurement an engine, the same on every rank. Collective over the default process group."""
-    builders = {name: load_engine(name) for name in task.engines}
-    # Warms up what is imported on first use, so that it is not taken for memory of an engine.
+def measure(task: Task, device: torch.device) -> Measurement:
+    """The same on every rank. Collective over the default process group."""
+    build = load_engine(task.engine)
+    # Warms up what is imported on first use, so that it is not taken for memory of the engine.
     build_model(SHAPES["tiny"], task.case.sequence_length)
     gc.collect()
     before = memory.in_use(device)
-    trains: dict[str, Train] = {}
-    for name, build in builders.items():
-        with device:
-            model = build_model(SHAPES[task.case.model], task.case.sequence_length)
-        trains[name] = build(model, Setup(task.case.precision, device, task.case.rows, ENGINES[name].stage))
-        del model
-    steps = _take_turns(trains, _tokens(task.case, device), task.case.steps, device)
-    growth = _highest(memory.peak(device) - before)
-    return [
-        Measurement(
-            engine=name,
-            step_seconds=[seconds for seconds, _ in taken[WARM_UP_STEPS:]],
-            losses=[_mean_of_ranks(step.loss) for _, step in taken],
-            peak_growth=growth,
-            elements_sent=taken[-1][1].elements_sent,
-        )
-        for name, taken in steps.items()
-    ]
+    with device:
+        model = build_model(SHAPES[task.case.model], task.case.sequence_length)
+    train = build(model, Setup(task.case.precision, device, task.case.rows, ENGINES[task.engine].stage))
+    del model
+    taken = _steps(train, _tokens(task.case, device), task.case.steps, device)
+    return Measurement(
+        engine=task.engine,
+        step_seconds=[seconds for seconds, _ in taken[WARM_UP_STEPS:]],
+        losses=[_mean_of_ranks(step.loss) for _, step in taken],
+        peak_growth=_highest(memory.peak(device) - before),
+        elements_sent=taken[-1][1].elements_sent,
+    )
 
 
-def _take_turns(
-    trains: dict[str, Train], tokens: Tensor, steps: int, device: torch.device
-) -> dict[str, list[tuple[float, Step]]]:
-    """Every engine's steps with their seconds; who goes first changes from step to step."""
-    taken: dict[str, list[tuple[float, Step]]] = {name: [] for name in trains}
-    for index in range(steps):
-        for name in list(trains) if index % 2 == 0 else list(reversed(trains)):
-            _meet(device)
-            start = time.perf_counter()
-            step = trains[name](tokens)
-            _meet(device)
-            taken[name].append((time.perf_counter() - start, step))
+def _steps(train: Train, tokens: Tensor, count: int, device: torch.device) -> list[tuple[float, Step]]:
+    """Every step with its seconds, from barrier to barrier."""
+    taken = []
+    for _ in range(count):
+        _meet(device)
+        start = time.perf_counter()
+        step = train(tokens)
+        _meet(device)
+        taken.append((time.perf_counter() - start, step))
     return taken
 
 

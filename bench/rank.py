@@ -1,4 +1,4 @@
-"""``python -m bench.rank TASK ANSWER``: one rank of a run; rank 0 writes the measurements."""
+"""``python -m bench.rank TASK ANSWER``: one rank of a run; rank 0 writes the measurement."""
 
 import os
 import sys
@@ -25,9 +25,9 @@ def main(task: Path, answer: Path) -> None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    measurements = measure(asked, device)
+    measurement = measure(asked, device)
     if dist.get_rank() == 0:
-        answer.write_bytes(TypeAdapter(list[Measurement]).dump_json(measurements))
+        answer.write_bytes(TypeAdapter(Measurement).dump_json(measurement))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -152,8 +152,8 @@ def _overheads(comparisons: Iterable[Comparison]) -> list[str]:
         )
     return [
         "## Overhead on one rank",
-        "Stage 3 on one rank and the plain model with torch's fused AdamW take turns at every step in one "
-        "process. The overhead is the median over the processes of the ratio of both medians.",
+        "Stage 3 on one rank and the plain model with torch's fused AdamW, each in its own process, take "
+        "turns. The overhead is the median over the repetitions of the ratio of both medians.",
         table(("case", "plain, ms", "Shardyard, ms", "overhead", "spread"), rows),
         *[text for comparison in comparisons for text in _failures(comparison)],
     ]

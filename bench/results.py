@@ -35,7 +35,7 @@ class Comparison:
 class Results:
     comparisons: list[Comparison] = field(default_factory=list)
     overheads: list[Comparison] = field(default_factory=list)
-    """Our engine on one rank, in turns with the plain model in one process."""
+    """Our engine on one rank, in turns with the plain model."""
 
     @classmethod
     def read(cls, path: Path) -> "Results":

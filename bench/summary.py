@@ -78,7 +78,7 @@ class Overhead:
     """Extra time of a step, as a fraction of the plain model's."""
 
     typical: float
-    """Median over the repetitions; each compares the medians of steps that took turns in one process."""
+    """Median over the repetitions; each compares the medians of two runs that followed each other."""
 
     lowest: float
     highest: float
@@ -86,9 +86,14 @@ class Overhead:
 
 def overhead(comparison: Comparison, engine: str, plain: str) -> Overhead | None:
     """None where no repetition measured both."""
-    measured = measurements_of(comparison)
+    seconds = {
+        (run.engine, run.repetition): median(run.measurement.step_seconds)
+        for run in comparison.runs
+        if run.measurement is not None
+    }
     ratios = [
-        median(ours.step_seconds) / median(theirs.step_seconds) - 1
-        for ours, theirs in zip(measured.get(engine, []), measured.get(plain, []), strict=True)
+        ours / seconds[plain, repetition] - 1
+        for (name, repetition), ours in seconds.items()
+        if name == engine and (plain, repetition) in seconds
     ]
     return Overhead(median(ratios), min(ratios), max(ratios)) if ratios else None

@@ -39,10 +39,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Task:
-    """A case and the engines that one set of ranks trains, in turns at every step if there are several."""
+    """A case and the engine that one set of ranks trains."""
 
     case: Case
-    engines: tuple[str, ...]
+    engine: str
     device: Literal["cpu", "cuda"] = "cpu"
 
 
@@ -58,8 +58,7 @@ class Measurement:
     """Mean over the ranks, of every step."""
 
     peak_growth: int
-    """Bytes: the highest that a rank's memory rose above what it held before the model was built; of the
-    process as a whole, when it trained several engines."""
+    """Bytes: the highest that a rank's memory rose above what it held before the model was built."""
 
     elements_sent: int | None
     """In the last step, where the engine counts them."""

@@ -32,9 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(str(error))
     results, measured = Results.read(options.output / "zero.json"), Results()
     for case in cases:
-        comparison = Comparison(
-            case, _command(options, case), this_machine(), list(_runs(case, _line_ups(options), options))
-        )
+        comparison = Comparison(case, _command(options, case), this_machine(), list(_runs(case, options)))
         if options.overhead:
             results, measured = results.with_overhead(comparison), measured.with_overhead(comparison)
         else:
@@ -79,21 +77,17 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
                 yield Case(model, precision, ranks, options.steps, options.seq, options.batch)
 
 
-def _line_ups(options: argparse.Namespace) -> list[tuple[str, ...]]:
-    """What shares a process: nothing when engines are compared, both when the overhead is measured."""
-    return [OVERHEAD] if options.overhead else [(name,) for name in options.engines]
-
-
-def _runs(case: Case, line_ups: list[tuple[str, ...]], options: argparse.Namespace) -> Iterator[Run]:
+def _runs(case: Case, options: argparse.Namespace) -> Iterator[Run]:
+    """Repetition by repetition, so that what a machine is busy with meets all engines alike."""
     for repetition in range(1, options.repetitions + 1):
-        for engines in line_ups:
-            print(f"{case.title}, {repetition}/{options.repetitions}: {', '.join(engines)}", file=sys.stderr)
+        for engine in OVERHEAD if options.overhead else options.engines:
+            print(f"{case.title}, {repetition}/{options.repetitions}: {engine}", file=sys.stderr)
             try:
-                answers = run_ranks(Task(case, engines), options.timeout)
+                measurement = run_ranks(Task(case, engine), options.timeout)
             except RunFailed as failure:
-                yield from (Run(name, repetition, failure=str(failure)) for name in engines)
+                yield Run(engine, repetition, failure=str(failure))
             else:
-                yield from (Run(answer.engine, repetition, measurement=answer) for answer in answers)
+                yield Run(engine, repetition, measurement=measurement)
 
 
 def _command(options: argparse.Namespace, case: Case) -> str:

@@ -26,6 +26,7 @@ from zero_core.failure import FailureBoard
 from zero_core.flat_parameter import FlatParameter, Weights
 from zero_core.loss_scaler import LossScaler
 from zero_core.memory import Footprint, Usage, footprint, reset_peak, resident
+from zero_core.norm import square_sum
 from zero_core.optimizer import ShardedOptimizer
 from zero_core.unit import Pass, Unit
 
@@ -243,9 +244,8 @@ class ZeroEngine:
         replicas the first alone counts.
         """
         flats = self._trainable_flats()
-        squares = torch.stack([flat.gradient.square_sum() for flat in flats]).sum().item()
-        if self.communicator.mesh.replica > 0:
-            squares = 0.0
+        counts = self.communicator.mesh.replica == 0
+        squares = square_sum([n for flat in flats for n in flat.gradient.chunk_norms()]) if counts else 0.0
         used = [used for flat in flats for used in flat.gradient.used]
         agreed = self.communicator.agree(torch.tensor([self._weight, squares, *used], dtype=torch.float64))
         anywhere = agreed[2:].bool().split([len(flat.parameters) for flat in flats])
@@ -262,8 +262,8 @@ class ZeroEngine:
         ]
         for flat in thawed:
             flat.thaw()
-            self.optimizer.add(flat)
         if thawed:
+            self.optimizer.add(thawed)
             self._schedule.adopt(self.units)
 
     # Hooks of the model.

@@ -5,7 +5,8 @@ Who owns memory when, at N ranks of a shard group (P elements, padding included)
 - ``whole`` (P): from backward's first touch until its reduction starts, and then until that has ended.
 - ``summed`` (P): at stages 0 and 1 the same memory until the step ends, with the sum in it.
 - ``shard`` (P/N): the sum over ranks of this rank's part, from the first reduction until the step ends,
-  at stages 2 and 3. At stage 1 it is a part of ``summed``, at stage 0 all of it.
+  at stages 2 and 3; of a ``whole`` that was mapped for itself it is a part, and the rest goes. At stage 1
+  it is a part of ``summed``, at stage 0 all of it.
 - ``error`` (P, with quantized gradients): what quantization lost, to be added to the next gradient.
 - One rank alone keeps nothing: the gradient stays where autograd put it.
 
@@ -23,7 +24,7 @@ from zero_core.collectives import Communicator, Handle
 from zero_core.heap import MAPPED, drop
 from zero_core.layout import Layout, Piece
 from zero_core.memory import Ledger
-from zero_core.norm import square_sum
+from zero_core.norm import chunk_norms
 from zero_core.placement import Placement
 from zero_core.quantization import BlockQuantizer
 
@@ -344,16 +345,16 @@ class FlatGradient:
         begin, end = self._owned
         return whole[begin:end]
 
-    def square_sum(self) -> Tensor:
-        """Of this rank's shard of the summed gradient, 0-dim fp64: every element counts on one rank only."""
+    def chunk_norms(self) -> list[Tensor]:
+        """Of this rank's shard of the summed gradient: every element counts on one rank only."""
         if self._policy.direct:
-            squares = [square_sum(p.grad.reshape(-1)) for p in self._parameters if p.grad is not None]
-            return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+            grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+            return [norms for grad in grads for norms in chunk_norms(grad.reshape(-1))]
         reduced = self.reduced()
         if not self._policy.placement.optimizer:
             begin, end = self._layout.shard_range(self._communicator.shard_index)
             reduced = reduced[begin:end]
-        return square_sum(reduced)
+        return chunk_norms(reduced)
 
     def of(self, piece: Piece, index: int) -> Tensor:
         """The summed gradient of one piece of the parameter at ``index``, 1-D."""

@@ -1,4 +1,4 @@
-"""The sum of squares of a large buffer, exact enough that how it was cut can't be seen in it."""
+"""The sum of squares of large buffers, exact enough that how it was cut can't be seen in it."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,17 @@ CHUNK = 512
 """Elements summed in fp32: a kernel that sums millions so is wrong by 1e-3, with these few by 1e-7."""
 
 
-def square_sum(buffer: Tensor) -> Tensor:
-    """Of a 1-D ``buffer``, as a 0-dim fp64 tensor on its device: chunks in fp32, their sum in fp64."""
+def chunk_norms(buffer: Tensor) -> list[Tensor]:
+    """Norms of the chunks of a 1-D ``buffer``, in fp32, 1-D."""
     whole = buffer.numel() // CHUNK * CHUNK
-    chunks = torch.linalg.vector_norm(buffer[:whole].view(-1, CHUNK), dim=1, dtype=torch.float32)
-    rest = torch.linalg.vector_norm(buffer[whole:], dtype=torch.float32)
-    return chunks.double().square().sum() + rest.double().square()
+    norms = []
+    if whole:
+        norms.append(torch.linalg.vector_norm(buffer[:whole].view(-1, CHUNK), dim=1, dtype=torch.float32))
+    if whole < buffer.numel():
+        norms.append(torch.linalg.vector_norm(buffer[whole:], dtype=torch.float32).view(1))
+    return norms
+
+
+def square_sum(norms: list[Tensor]) -> float:
+    """Of all that ``norms`` are the ``chunk_norms`` of, on one device; summed in fp64."""
+    return torch.cat(norms).double().square().sum().item() if norms else 0.0

@@ -1,4 +1,4 @@
-"""The optimizer over a rank's masters: one of ``torch.optim``, an instance for each flat parameter.
+"""The optimizer over a rank's masters: one of ``torch.optim``, an instance for some flat parameters each.
 
 Each parameter's piece is a tensor of its own to torch, so weight-decay groups, per-parameter step counts
 and leaving an unused parameter alone are torch's own behaviour, whatever the sharding. That is why the
@@ -16,9 +16,13 @@ from zero_core.config import OptimizerConfig
 from zero_core.flat_parameter import FlatParameter
 from zero_core.layout import Layout, Piece
 from zero_core.memory import Ledger
+from zero_core.program import buckets
 
 SCALES_GRADIENTS = ("Adagrad", "Adam", "AdamW", "SGD")
 """Classes whose fused kernel divides the gradient by ``grad_scale`` on its way, saving a pass over it."""
+
+UPDATED_AT_ONCE = 16_000_000
+"""Elements. One call for all would need an fp32 copy of all low-precision gradients, many cost time."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,16 @@ class ShardedOptimizer:
         self._lr_schedule = lr_schedule
         self._ledger = ledger
         self._charged = 0
+        self._with_state = 0
+        """Pieces that have optimizer state."""
         self._parts: list[_Part] = []
-        for flat in flats:
-            self.add(flat)
+        self.add(flats)
 
-    def add(self, flat: FlatParameter) -> None:
-        """Train ``flat`` from the next step on."""
-        self._parts.append(_Part(flat, self._config))
+    def add(self, flats: list[FlatParameter]) -> None:
+        """Train ``flats`` from the next step on."""
+        sizes = [flat.master_range[1] - flat.master_range[0] for flat in flats]
+        for together in buckets(range(len(flats)), sizes, UPDATED_AT_ONCE):
+            self._parts.append(_Part([flats[index] for index in together], self._config))
 
     def lr_at(self, steps: int) -> float:
         return self._config.lr * (1.0 if self._lr_schedule is None else self._lr_schedule(steps))
@@ -67,8 +74,12 @@ class ShardedOptimizer:
         and momentum included, as torch leaves a parameter whose gradient is None.
         """
         for part in self._parts:
-            part.step(lr, factor, used[part.flat])
-        self._charge()
+            part.step(lr, factor, used)
+        # torch makes a parameter's state at its first update.
+        with_state = sum(part.with_state for part in self._parts)
+        if with_state != self._with_state:
+            self._with_state = with_state
+            self._charge()
 
     def owned(self) -> Iterator[Owned]:
         """Every piece with its state."""
@@ -78,8 +89,7 @@ class ShardedOptimizer:
     def restore(self, owned: Owned) -> None:
         """Make ``owned.state`` the state of its piece; the tensors are kept, not copied."""
         for part in self._parts:
-            if part.flat.layout is owned.layout:
-                part.restore(owned.master, owned.state)
+            part.restore(owned)
         self._charge()
 
     def _charge(self) -> None:
@@ -92,63 +102,86 @@ class ShardedOptimizer:
         self._charged = held
 
 
-class _Part:
-    """The optimizer of one flat parameter's pieces; without pieces where the shard is all padding."""
+@dataclass(frozen=True)
+class _Master:
+    """One piece of a flat parameter, and its view of the master weights."""
 
-    def __init__(self, flat: FlatParameter, config: OptimizerConfig) -> None:
-        self.flat = flat
-        self._pieces = flat.master_pieces()
-        self._index = {slot: index for index, slot in enumerate(flat.layout.slots)}
-        self._optimizer = _build(self._pieces, config)
+    flat: FlatParameter
+    index: int
+    """Of the parameter in the flat one."""
+
+    piece: Piece
+    values: Tensor
+
+
+class _Part:
+    """One optimizer of torch's; without pieces where the shards are all padding."""
+
+    def __init__(self, flats: list[FlatParameter], config: OptimizerConfig) -> None:
+        self._masters = [master for flat in flats for master in _masters(flat)]
+        self._device = flats[0].full.device
+        self._optimizer = _build(self._masters, config)
         fused = self._optimizer is not None and self._optimizer.defaults.get("fused")
         self._divides = bool(fused) and config.name in SCALES_GRADIENTS
 
-    def step(self, lr: float, factor: float, used: list[bool]) -> None:
+    def step(self, lr: float, factor: float, used: dict[FlatParameter, list[bool]]) -> None:
         if self._optimizer is None:
             return
-        masters = []
-        for piece, master in self._pieces:
-            index = self._index[piece.slot]
-            if used[index]:
-                master.grad = self.flat.gradient.of(piece, index).to(master.dtype)
-                masters.append(master)
-        self._scale(masters, factor)
+        updated = [master for master in self._masters if used[master.flat][master.index]]
+        for master in updated:
+            gradient = master.flat.gradient.of(master.piece, master.index)
+            master.values.grad = gradient.to(master.values.dtype)
+        self._scale(updated, factor)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
-    def _scale(self, masters: list[Tensor], factor: float) -> None:
+    def _scale(self, masters: list[_Master], factor: float) -> None:
         if self._divides:
             # Where torch.amp.GradScaler leaves it for the fused kernels.
-            divisor = None if factor == 1.0 else torch.tensor(1.0 / factor, device=self.flat.full.device)
+            divisor = None if factor == 1.0 else torch.tensor(1.0 / factor, device=self._device)
             vars(self._optimizer)["grad_scale"] = divisor
         elif factor != 1.0:
             for master in masters:
-                assert master.grad is not None
-                master.grad.mul_(factor)
+                assert master.values.grad is not None
+                master.values.grad.mul_(factor)
 
     def owned(self) -> Iterator[Owned]:
-        for piece, master in self._pieces:
+        for master in self._masters:
             assert self._optimizer is not None
-            state = self._optimizer.state.get(master, {})
-            yield Owned(piece, self.flat.layout, master, {k: v for k, v in state.items() if v is not None})
+            state = self._optimizer.state.get(master.values, {})
+            kept = {key: value for key, value in state.items() if value is not None}
+            yield Owned(master.piece, master.flat.layout, master.values, kept)
 
-    def restore(self, master: Tensor, state: dict[str, Tensor]) -> None:
+    def restore(self, owned: Owned) -> None:
+        """Does nothing if the piece is another part's."""
+        if not any(owned.master is master.values for master in self._masters):
+            return
         assert self._optimizer is not None
         # torch wants the step count beside the weights for its fused kernels, else on the host.
         fused = self._optimizer.defaults.get("fused")
-        self._optimizer.state[master] = {
-            key: value.to(master.device) if value.dim() or fused else value for key, value in state.items()
+        self._optimizer.state[owned.master] = {
+            key: value.to(owned.master.device) if value.dim() or fused else value
+            for key, value in owned.state.items()
         }
+
+    @property
+    def with_state(self) -> int:
+        return len(self._optimizer.state) if self._optimizer is not None else 0
 
     def state_bytes(self) -> int:
         return sum(value.nbytes for owned in self.owned() for value in owned.state.values())
 
 
-def _build(pieces: list[tuple[Piece, Tensor]], config: OptimizerConfig) -> torch.optim.Optimizer | None:
-    decayed = [master for piece, master in pieces if len(piece.slot.shape) >= 2]
-    kept = [master for piece, master in pieces if len(piece.slot.shape) < 2]
+def _masters(flat: FlatParameter) -> list[_Master]:
+    index = {slot: index for index, slot in enumerate(flat.layout.slots)}
+    return [_Master(flat, index[piece.slot], piece, values) for piece, values in flat.master_pieces()]
+
+
+def _build(masters: list[_Master], config: OptimizerConfig) -> torch.optim.Optimizer | None:
+    decayed = [master.values for master in masters if len(master.piece.slot.shape) >= 2]
+    kept = [master.values for master in masters if len(master.piece.slot.shape) < 2]
     groups = [
         {"params": params, "weight_decay": decay}
         for params, decay in ((decayed, config.weight_decay), (kept, 0.0))

@@ -49,8 +49,8 @@ def test_losses_are_compared_step_by_step_over_all_runs() -> None:
     assert loss_spread(comparison(runs[0])) is None
 
 
-def test_overhead_compares_what_shared_a_process() -> None:
-    """The second process was twice as slow as a whole, which is no overhead."""
+def test_overhead_compares_runs_of_one_repetition() -> None:
+    """In the second the machine was half as fast, which is no overhead."""
     found = overhead(
         comparison(
             measured("plain", 100, repetition=1),
