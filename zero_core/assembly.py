@@ -37,6 +37,9 @@ DTYPES: dict[Precision, torch.dtype] = {
 BUCKETS_UNDER_WAY = 2
 """Of reductions: each holds its whole gradients until it is complete."""
 
+BUCKETS_READ_BY_PEERS = 1
+"""The same where peers read them here: until it is known that they have, two buckets of backward pass."""
+
 BUCKETS_KEPT_ANYWAY = 8
 """The same where whole gradients are kept until the step's end: more in flight costs little."""
 
@@ -132,9 +135,11 @@ def _device_of(model: nn.Module) -> torch.device:
 def _schedule(
     config: ZeroConfig, placement: Placement, communicator: Communicator
 ) -> ReplicatedSchedule | ShardedSchedule:
-    depth = BUCKETS_UNDER_WAY if placement.gradients else BUCKETS_KEPT_ANYWAY
+    depth = BUCKETS_READ_BY_PEERS if communicator.peers_read_gradients else BUCKETS_UNDER_WAY
+    if not placement.gradients:
+        depth = BUCKETS_KEPT_ANYWAY
     if not placement.parameters:
-        return ReplicatedSchedule(config.reduce_bucket_size, depth)
+        return ReplicatedSchedule(communicator, config.reduce_bucket_size, depth)
     lookahead = Lookahead(
         config.allgather_bucket_size, config.prefetch_bucket_size, config.reduce_bucket_size
     )

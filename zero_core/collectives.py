@@ -26,7 +26,7 @@ from torch import Tensor
 from zero_core.arena import Arena
 from zero_core.errors import PlanMismatch
 from zero_core.mesh import Mesh
-from zero_core.peer_memory import PeerMemory, Pull
+from zero_core.peer_memory import Offers, PeerMemory, Pull
 
 
 class Handle:
@@ -130,9 +130,12 @@ class Communicator:
         self.secondary = Group.make(mesh.neighbours(mesh.secondary_size), timeout)
         """Gathers of parameters from the secondary shards of a node."""
         self.replicas = Group.make(mesh.columns(), timeout)
-        self._world = Group.make(world, timeout)
         self._control = Group.make(world, timeout, backend="gloo")
-        self._row_control = Group.make(mesh.rows(), timeout, backend="gloo")
+        self._world = Group.make(world, timeout) if self._native else self._control
+        one_row = mesh.shard_size == mesh.world_size
+        self._row_control = self._control if one_row else Group.make(mesh.rows(), timeout, backend="gloo")
+        self._offers = Offers()
+        """Gradients, to the peers of ``reducing.inside``."""
         self._peer_memory = PeerMemory(
             self.rank, self.world_size if device.type == "cpu" else 1, self._control.handle
         )
@@ -146,6 +149,14 @@ class Communicator:
     def shard_index(self) -> int:
         """Which of the N equal shards of a flat buffer is this rank's."""
         return self.gathering.shard_index
+
+    @property
+    def peers_read_gradients(self) -> bool:
+        """Reductions of gradients are reads of the peers' memory."""
+        return not self._native and self._reads_all(self.reducing.inside)
+
+    def _reads_all(self, group: Group) -> bool:
+        return all(group.ranks[peer] in self._peer_memory for peer in group.peers)
 
     def restart_count(self) -> None:
         self.traffic = Traffic()
@@ -205,33 +216,48 @@ class Communicator:
         group: Group,
         full: Tensor,
         finish: Callable[[Tensor], None],
+        release: Callable[[], None] | None,
         *,
         into: Tensor | None = None,
-        stable: bool = False,
     ) -> Handle:
         """Sum ``full`` (P) over the ranks; ``finish`` is called with this rank's part (P/N) of the sum.
 
-        Until then ``full`` must stay as it is, and if ``stable`` the other ranks' parts of it for as long
-        as in ``all_gather``: then no rank waits until another has read. What ``finish`` gets is ``into``
-        where that saves a copy, else scratch: on gloo this rank's part of ``full`` itself, or a sum in
-        fp32 where ``full`` is of lower precision.
+        What ``finish`` gets is ``into`` where that saves a copy, else scratch: on gloo this rank's part of
+        ``full`` itself, or a sum in fp32 where ``full`` is of lower precision. ``full`` must stay as it is
+        until ``release`` is called, in ``wait`` of this handle or of a later one, or at last in
+        ``release_all``. Without it, the other ranks' parts stay until all ranks have agreed on something.
         """
         shard_size = full.numel() // group.size
         self._count_sent(group, full[:shard_size])
+
+        def done(total: Tensor) -> None:
+            finish(total)
+            if release is not None:
+                release()
+
         if self._native:
             fits = into is not None and into.dtype == full.dtype
             reduced = into if fits and into is not None else full.new_empty(shard_size)
             work = dist.reduce_scatter_tensor(reduced, full, group=group.handle, async_op=True)
-            return Handle([work], lambda: finish(reduced))
+            return Handle([work], lambda: done(reduced))
         parts = list(full.chunk(group.size))
-        if all(group.ranks[peer] in self._peer_memory for peer in group.peers):
-            pull = Pull(self._peer_memory, group.handle, stable)
+        if self._reads_all(group):
             own = parts[group.rank].float()
             total = into if into is not None and into.dtype == full.dtype == torch.float32 else own
+            offers = self._offers if group is self.reducing.inside else None
+            pull = Pull(self._peer_memory, group.handle, stable=release is None, offers=offers)
             for peer in group.peers:
                 pull.add(group.ranks[peer], parts[peer], total, plus=own)
                 own = total
-            return Handle([pull], lambda: finish(total))
+            if offers is None:
+                return Handle([pull], lambda: done(total))
+            offers.keep(full, release)
+
+            def read() -> None:
+                finish(total)
+                offers.release_read()
+
+            return Handle([pull], read)
 
         def summed(received: list[Tensor]) -> Tensor:
             total = received[group.rank].float()
@@ -239,7 +265,13 @@ class Communicator:
                 total += received[peer]
             return total
 
-        return self.all_to_all(group, parts, summed, finish)
+        return self.all_to_all(group, parts, summed, done)
+
+    def release_all(self) -> None:
+        """Await that the peers have read what they were given to sum, and release it. Collective."""
+        if self._offers.open:
+            self.tell_row(torch.zeros(1, dtype=torch.int64))
+            self._offers.release_all()
 
     def settle_places(self, groups: Hierarchy, shard: Tensor) -> list[int] | None:
         """Tell the shard group where ``shard`` is for good, so that gathers need no message. Collective.
@@ -279,18 +311,19 @@ class Communicator:
         groups: Hierarchy,
         full: Tensor,
         finish: Callable[[Tensor], None],
+        release: Callable[[], None] | None,
         *,
         into: Tensor | None = None,
-        stable: bool = False,
     ) -> Handle:
         """Sum ``full`` over the shard group: inside the nodes first, so that less has to cross."""
         if groups.across.size == 1:
-            return self.reduce_scatter(groups.inside, full, finish, into=into, stable=stable)
+            return self.reduce_scatter(groups.inside, full, finish, release, into=into)
 
         def sum_across(part: Tensor) -> None:
-            self.reduce_scatter(groups.across, part, finish, into=into).wait()
+            # Scratch: it may not go before it was read.
+            self.reduce_scatter(groups.across, part, finish, lambda: None, into=into).wait()
 
-        return self.reduce_scatter(groups.inside, full, sum_across)
+        return self.reduce_scatter(groups.inside, full, sum_across, release)
 
     def all_to_all(
         self,

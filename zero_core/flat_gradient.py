@@ -15,6 +15,7 @@ What is accumulated is the gradient of the loss's sum; nothing here divides (see
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,11 @@ from zero_core.memory import Ledger
 from zero_core.norm import chunk_norms
 from zero_core.placement import Placement
 from zero_core.quantization import BlockQuantizer
+
+Finish = Callable[[Tensor], None]
+"""What a reduction calls with its sum."""
+Release = Callable[[], None] | None
+"""What a reduction calls once its source may change; without it, the source stays until the step."""
 
 
 @dataclass(frozen=True)
@@ -178,73 +184,68 @@ class FlatGradient:
         # From here on the reduction owns it: a gradient that comes later starts a new one.
         self._whole, self._adopted = None, False
         self._communicator.traffic.reduced += whole.numel()
-        into = self._take_shard(whole, adopted)
-
-        def finish(total: Tensor) -> None:
-            if into is None:
-                self._keep(total, whole, adopted)
-            else:
-                if total is not into:
-                    into.copy_(total)
-                self._free(whole, adopted)
-
+        is_first, self._reduced = not self._reduced, True
+        if self._policy.placement.gradients:
+            finish, release, into = self._sum_into_shard(whole, adopted)
+        elif is_first:
+            finish, release, into = partial(self._keep_sum, whole, adopted), None, None
+        else:
+            finish, release, into = self._add_late_sum, partial(self._free, whole, adopted), None
         if self._policy.quantizer is not None:
-            return self._reduce_quantized(self._policy.quantizer, whole, finish)
+            return self._reduce_quantized(self._policy.quantizer, whole, finish, release)
         sent = whole.to(self._policy.communication_dtype)
-        # Of stages 0 and 1 the peers' parts stay until all ranks have agreed on the step.
-        stable = sent is whole and not self._policy.placement.gradients and not self._reduced
-        self._reduced = True
+        if release is None and sent is not whole:
+            # The peers read a copy, which lasts only if its end is awaited.
+            release = _nothing
         return self._communicator.reduce_to_shards(
-            self._communicator.reducing, sent, finish, into=into, stable=stable
+            self._communicator.reducing, sent, finish, release, into=into
         )
 
-    def _take_shard(self, whole: Tensor, adopted: bool) -> Tensor | None:
-        """The shard, with arbitrary contents, if the sum is the first that it gets.
+    def _sum_into_shard(self, whole: Tensor, adopted: bool) -> tuple[Finish, Release, Tensor | None]:
+        """At stages 2 and 3: the shard gets the sum, and ``whole`` goes."""
+        if self._shard is not None:
+            shard = self._shard
 
-        None if it has one already, at stages without, and where it will be a part of ``whole``.
-        """
-        if not self._policy.placement.gradients or self._shard is not None:
-            return None
+            def add(total: Tensor) -> None:
+                shard.add_(total)
+
+            return add, partial(self._free, whole, adopted), None
         if adopted and whole.nbytes >= MAPPED and not whole.is_cuda:
+            # It was mapped for itself: a part of it becomes the shard without a copy, and the rest goes.
             begin, end = self._layout.shard_range(self._communicator.shard_index)
-            self._shard, self._shard_adopted = whole[begin:end], True
-            return None
-        self._shard = self._arena.borrow(self._layout.shard_size, self._policy.dtype, "gradients")
-        return self._shard
+            shard, release = whole[begin:end], partial(self._drop_all_but, begin, end, whole)
+            self._shard_adopted = True
+        else:
+            shard = self._arena.borrow(self._layout.shard_size, self._policy.dtype, "gradients")
+            release = partial(self._free, whole, adopted)
+        self._shard = shard
 
-    def _keep(self, total: Tensor, whole: Tensor, adopted: bool) -> None:
-        """Put this rank's part of the sum where it belongs, and free the rest."""
-        placement = self._policy.placement
+        def fill(total: Tensor) -> None:
+            if total is not shard:
+                shard.copy_(total)
+
+        return fill, release, shard
+
+    def _drop_all_but(self, begin: int, end: int, whole: Tensor) -> None:
+        drop(whole[:begin])
+        drop(whole[end:])
+        self._ledger.give("gradients", whole.nbytes - whole[begin:end].nbytes)
+
+    def _keep_sum(self, whole: Tensor, adopted: bool, total: Tensor) -> None:
+        """At stages 0 and 1: this rank's part of ``whole`` becomes the sum."""
         begin, end = self._layout.shard_range(self._communicator.shard_index)
-        if placement.gradients:
-            assert self._shard is not None
-            if self._shard.data_ptr() == whole[begin:end].data_ptr():
-                self._keep_in_place(total, whole)
-            else:
-                self._shard += total
-                self._free(whole, adopted)
-            return
-        if self._summed is not None:
-            # Only where gradients come late, which is at stage 3.
-            assert placement.optimizer
-            self._summed[begin:end] += total
-            self._free(whole, adopted)
-            return
         self._summed, self._summed_adopted = whole, adopted
         if total.data_ptr() != whole[begin:end].data_ptr():
             whole[begin:end].copy_(total)
-        if not placement.optimizer:
+        if not self._policy.placement.optimizer:
             self._spread(whole, total)
 
-    def _keep_in_place(self, total: Tensor, whole: Tensor) -> None:
-        """The shard is a part of ``whole``, which was mapped for itself: the rest of it goes."""
-        assert self._shard is not None
-        if total.data_ptr() != self._shard.data_ptr():
-            self._shard.copy_(total)
+    def _add_late_sum(self, total: Tensor) -> None:
+        """Gradients come late at stage 3 only, here with ``accumulate_locally``."""
+        assert self._summed is not None
+        assert self._policy.placement.optimizer
         begin, end = self._layout.shard_range(self._communicator.shard_index)
-        drop(whole[:begin])
-        drop(whole[end:])
-        self._ledger.give("gradients", whole.nbytes - self._shard.nbytes)
+        self._summed[begin:end] += total
 
     def _spread(self, whole: Tensor, total: Tensor) -> None:
         """Second half of stage 0's all-reduce: every rank gets every part, rounded alike."""
@@ -267,7 +268,7 @@ class FlatGradient:
         self._spreading = Handle([], unpack)
 
     def _reduce_quantized(
-        self, quantizer: BlockQuantizer, whole: Tensor, finish: Callable[[Tensor], None]
+        self, quantizer: BlockQuantizer, whole: Tensor, finish: Finish, release: Release
     ) -> Handle:
         """All-to-all of quantized parts, then a local sum in fp32 (Wang et al. 2023, section 4.3).
 
@@ -298,6 +299,8 @@ class FlatGradient:
         def sent(total: Tensor) -> None:
             self._arena.give_back(packed)
             finish(total)
+            if release is not None:
+                release()
 
         return self._communicator.all_to_all(group, parts, sum_received, sent)
 
@@ -383,3 +386,7 @@ class FlatGradient:
             self._shard, self._shard_adopted = None, False
         self._reduced = False
         self._used = [False] * len(self._parameters)
+
+
+def _nothing() -> None:
+    pass

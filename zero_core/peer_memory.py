@@ -12,6 +12,8 @@ import ctypes
 import os
 import secrets
 import sys
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,13 +93,60 @@ class PeerMemory:
         self._readable = {peer for peer in range(world_size) if table[rank][peer] and table[peer][rank]}
 
 
+class Offers:
+    """What this rank offers to peers on one group, in the one order that all its ranks keep to.
+
+    With each offer goes how many of the peers' have been read here. So nobody is told separately that
+    memory is free again, and no rank waits until another has read.
+    """
+
+    def __init__(self) -> None:
+        self.read = 0
+        """Offers of the peers that this rank has read, in order."""
+        self._made = 0
+        self._read_by: dict[int, int] = {}
+        """How many of this rank's offers each peer has read, as far as is known."""
+        self._kept: deque[tuple[int, Tensor, Callable[[], None]]] = deque()
+        self.open = False
+        """Something was kept since everything was released: the same on all ranks."""
+
+    def keep(self, offered: Tensor, release: Callable[[], None] | None) -> None:
+        """Make the next offer; ``release`` is called once all peers have read it."""
+        if release is not None:
+            self.open = True
+            self._kept.append((self._made, offered, release))
+        self._made += 1
+
+    def learn(self, rank: int, read: int) -> None:
+        self._read_by[rank] = read
+
+    def release_read(self) -> None:
+        """Release what all peers are known to have read."""
+        while self._kept and self._kept[0][0] < min(self._read_by.values()):
+            self._release_oldest()
+
+    def release_all(self) -> None:
+        """All peers have read everything."""
+        while self._kept:
+            self._release_oldest()
+        self.open = False
+
+    def _release_oldest(self) -> None:
+        _, _, release = self._kept.popleft()
+        release()
+
+
 class Pull:
     """One collective's reads from peers of this host, as ``torch.distributed`` hands out work."""
 
-    def __init__(self, memory: PeerMemory, group: dist.ProcessGroup | None, stable: bool) -> None:
+    def __init__(
+        self, memory: PeerMemory, group: dist.ProcessGroup | None, stable: bool, offers: Offers | None = None
+    ) -> None:
+        """Unless what it offers is ``stable`` or one of ``offers``, it lasts until the peers have read."""
         self._memory = memory
         self._group = group
-        self._stable = stable
+        self._waits = not stable and offers is None
+        self._offers = offers
         self._reads: list[tuple[int, int, Tensor]] = []
         self._exchanges: list[_Exchange] = []
 
@@ -107,28 +156,33 @@ class Pull:
 
     def add(self, rank: int, outgoing: Tensor, incoming: Tensor, *, plus: Tensor | None = None) -> None:
         """Offer ``outgoing`` to ``rank``; on ``wait`` fill ``incoming`` with what it offers, and ``plus``."""
-        address, theirs = torch.tensor([outgoing.data_ptr()]), torch.empty(1, dtype=torch.int64)
+        read = self._offers.read if self._offers is not None else 0
+        said, theirs = torch.tensor([outgoing.data_ptr(), read]), torch.empty(2, dtype=torch.int64)
         told = dist.irecv(theirs, src=rank, group=self._group)
-        sent = dist.isend(address, dst=rank, group=self._group)
-        self._exchanges.append(_Exchange(rank, outgoing, incoming, plus, told, theirs, sent, address))
+        sent = dist.isend(said, dst=rank, group=self._group)
+        self._exchanges.append(_Exchange(rank, outgoing, incoming, plus, told, theirs, sent, said))
 
     def wait(self) -> None:
-        """Read everything; unless sources are ``stable``, also until every peer has read from here."""
+        """Read everything, and await that every peer has read from here where nothing else tells."""
         for rank, address, incoming in self._reads:
             self._memory.pull(rank, address, incoming)
         self._reads = []
         acknowledgements: list[tuple[Any, Tensor]] = []
         for exchange in self._exchanges:
             exchange.told.wait()
-            address = int(exchange.theirs)
+            address, read = exchange.theirs.tolist()
             if exchange.plus is None:
                 self._memory.pull(exchange.rank, address, exchange.incoming)
             else:
                 self._memory.pull_sum(
                     exchange.rank, address, exchange.incoming, exchange.plus, exchange.outgoing.dtype
                 )
-            if not self._stable:
+            if self._waits:
                 acknowledgements += self._acknowledge(exchange.rank)
+            if self._offers is not None:
+                self._offers.learn(exchange.rank, read)
+        if self._offers is not None and self._exchanges:
+            self._offers.read += 1
         for work, _ in acknowledgements:
             work.wait()
         for exchange in self._exchanges:
@@ -155,7 +209,7 @@ class _Exchange:
     told: Any
     theirs: Tensor
     sent: Any
-    address: Tensor
+    said: Tensor
 
 
 def _find_process_vm_readv() -> Any:

@@ -7,7 +7,7 @@ a rank may wait here for another without keeping it from going on.
 
 from collections import deque
 
-from zero_core.collectives import Handle
+from zero_core.collectives import Communicator, Handle
 from zero_core.flat_parameter import FlatParameter
 from zero_core.program import buckets
 from zero_core.unit import Pass, Unit
@@ -19,17 +19,22 @@ class Reductions:
     They have the backward of the next buckets to complete in, so that ranks need not be in step.
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, communicator: Communicator, depth: int) -> None:
+        self._communicator = communicator
         self._depth = depth
         self._buckets: deque[list[Handle]] = deque()
 
     def start(self, flats: list[FlatParameter]) -> None:
         """Start the reductions of one bucket, having finished the oldest if there are too many."""
-        self.finish(leave=self._depth - 1)
+        self._finish(leave=self._depth - 1)
         self._buckets.append([flat.gradient.reduce() for flat in flats])
 
-    def finish(self, leave: int = 0) -> None:
-        """Wait until at most ``leave`` buckets are under way."""
+    def close(self) -> None:
+        """At the end of a backward: finish all. Collective."""
+        self._finish(leave=0)
+        self._communicator.release_all()
+
+    def _finish(self, leave: int) -> None:
         while len(self._buckets) > leave:
             for handle in self._buckets.popleft():
                 handle.wait()
@@ -38,13 +43,13 @@ class Reductions:
 class ReplicatedSchedule:
     """Parameters are always there; gradients are reduced bucket by bucket in a static order."""
 
-    def __init__(self, bucket_size: int, depth: int) -> None:
+    def __init__(self, communicator: Communicator, bucket_size: int, depth: int) -> None:
         self.current = Pass.IDLE
         self._bucket_size = bucket_size
         self._buckets: list[list[FlatParameter]] = []
         self._next = 0
         self._reduce = True
-        self._reductions = Reductions(depth)
+        self._reductions = Reductions(communicator, depth)
 
     def adopt(self, units: list[Unit]) -> None:
         flats = [flat for unit in reversed(units) for flat in reversed(unit.trainable_flats)]
@@ -78,7 +83,7 @@ class ReplicatedSchedule:
     def close_backward(self) -> None:
         while self._reduce and self._next < len(self._buckets):
             self._start_next()
-        self._reductions.finish()
+        self._reductions.close()
         self.current = Pass.IDLE
 
     def abandon(self) -> None:

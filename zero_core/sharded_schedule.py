@@ -80,7 +80,7 @@ class ShardedSchedule:
         self._held: set[Unit] = set()
         """Tables that are there through all of a pass, as the root is."""
         self._course: Course | None = None
-        self._reductions = Reductions(depth)
+        self._reductions = Reductions(communicator, depth)
         self._reduce = True
 
     def adopt(self, units: list[Unit]) -> None:
@@ -153,7 +153,7 @@ class ShardedSchedule:
         for unit in self._units:
             self._finish(unit.trainable_flats)
         self.settle()
-        self._reductions.finish()
+        self._reductions.close()
 
     def settle(self) -> None:
         """End the pass that is open, if any: this rank needs nothing more of it."""
