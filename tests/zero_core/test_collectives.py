@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.zero_core.ranks import RankPool
@@ -12,7 +13,7 @@ from tests.zero_core.reference import build_model, relative_difference, trajecto
 from tests.zero_core.training import Result, train
 from zero_core import ZeroConfig, ZeroEngine
 from zero_core.config import Precision
-from zero_core.peer_memory import PeerMemory
+from zero_core.peer_memory import Offers, PeerMemory
 
 Way = Literal["memory", "sockets", "mixed"]
 STEPS = 3
@@ -68,3 +69,46 @@ def readable() -> list[int]:
 
 def test_ranks_of_this_host_can_read_each_other(pools: dict[int, RankPool]) -> None:
     assert pools[3].run(readable) == [[1, 2], [0, 2], [0, 1]]
+
+
+def test_an_offer_is_kept_until_the_slowest_peer_has_read_it() -> None:
+    offers, released = Offers(), list[str]()
+    for name in ("first", "unkept", "third"):
+        offers.keep(torch.zeros(1), None if name == "unkept" else lambda name=name: released.append(name))
+    offers.learn(1, read=3)
+    offers.learn(2, read=0)
+    offers.release_read()
+    assert released == []
+    offers.learn(2, read=2)
+    offers.release_read()
+    assert released == ["first"]
+    assert offers.open
+    offers.release_all()
+    assert released == ["first", "third"]
+    assert not offers.open
+
+
+def whole_gradients_held(accumulation: int) -> tuple[int, int]:
+    """Most bytes of gradients during a backward at stage 2, and after it."""
+    config = ZeroConfig(stage=2, gradient_accumulation_steps=accumulation, reduce_bucket_size=1)
+    result = train(config, False, STEPS)
+    return result.memory["gradients"]["peak"]["device"], result.after_backward["gradients"]["current"][
+        "device"
+    ]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_whole_gradients_go_while_backward_goes_on(
+    pools: dict[int, RankPool], world_size: int, accumulation: int
+) -> None:
+    """A handful of flat parameters at a time, and only shards at the end."""
+    for peak, after in pools[world_size].run(whole_gradients_held, accumulation):
+        elements = pools[1].run(count_elements)[0]
+        shards = 4 * elements / world_size
+        assert after == pytest.approx(shards, rel=0.05)
+        assert peak < shards + 0.75 * 4 * elements
+
+
+def count_elements() -> int:
+    return sum(parameter.numel() for parameter in build_model(tied=False).parameters())
