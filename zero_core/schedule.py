@@ -26,15 +26,16 @@ class Reductions:
 
     def start(self, flats: list[FlatParameter]) -> None:
         """Start the reductions of one bucket, having finished the oldest if there are too many."""
-        self._finish(leave=self._depth - 1)
+        self.finish(leave=self._depth - 1)
         self._buckets.append([flat.gradient.reduce() for flat in flats])
 
     def close(self) -> None:
         """At the end of a backward: finish all. Collective."""
-        self._finish(leave=0)
+        self.finish(leave=0)
         self._communicator.release_all()
 
-    def _finish(self, leave: int) -> None:
+    def finish(self, leave: int) -> None:
+        """Wait until at most ``leave`` buckets are under way."""
         while len(self._buckets) > leave:
             for handle in self._buckets.popleft():
                 handle.wait()
