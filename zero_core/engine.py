@@ -221,11 +221,14 @@ class ZeroEngine:
     def refresh_parameters(self) -> None:
         """Bring the master weights to where forward reads them. Collective."""
         self._schedule.settle()
-        for handle in [h for unit in self.units for flat in unit.flats if (h := flat.refresh())]:
-            handle.wait()
-        if self.units[0].flats[0].policy.placement.parameters:
+        flats = [flat for unit in self.units for flat in unit.flats]
+        for flat in flats:
+            flat.publish()
+        if flats[0].policy.placement.optimizer:
             # Gathers read the shards without asking whether they are there (see ``settle_places``).
             self.communicator.barrier()
+        for handle in [handle for flat in flats if (handle := flat.refresh()) is not None]:
+            handle.wait()
 
     def forget_quantization_error(self) -> None:
         """Start the error feedback of quantized gradients anew."""

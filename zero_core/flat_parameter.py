@@ -75,7 +75,7 @@ class FlatParameter:
         self._buffer: Buffer | None = None
         self._adopt()
         self._places: list[int] | None = None
-        if policy.placement.parameters:
+        if policy.placement.optimizer:
             self._places = communicator.settle_places(communicator.gathering, self.shard)
         self._poison = torch.full((), math.nan, dtype=policy.dtype, device=self.full.device)
         self._views = [self.full[slot.offset : slot.end].view(slot.shape) for slot in self.layout.slots]
@@ -270,16 +270,19 @@ class FlatParameter:
 
     # After an update.
 
-    def refresh(self) -> Handle | None:
-        """Bring the updated master weights to where forward reads them, on every rank."""
+    def publish(self) -> None:
+        """Bring the updated master weights to where this rank's gathers, and the others', read them."""
         self._secondary_valid = False
         if self.master is None:
-            return None
-        placement = self.policy.placement
-        target = self.shard if placement.optimizer else self.full
+            return
+        target = self.shard if self.policy.placement.optimizer else self.full
         if self.master.data_ptr() != target.data_ptr():
             target.copy_(self.master)
-        if placement.optimizer and not placement.parameters:
-            self._communicator.traffic.gathered += self.full.numel()
-            return self._gather_all(self.full)
-        return None
+
+    def refresh(self) -> Handle | None:
+        """Gather what all ranks have published, where forward doesn't do it."""
+        placement = self.policy.placement
+        if self.master is None or placement.parameters or not placement.optimizer:
+            return None
+        self._communicator.traffic.gathered += self.full.numel()
+        return self._gather_all(self.full)
