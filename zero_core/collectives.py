@@ -17,6 +17,7 @@ Gathers, reductions and control messages have a process group each, so that none
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -218,14 +219,15 @@ class Communicator:
         finish: Callable[[Tensor], None],
         release: Callable[[], None] | None,
         *,
-        into: Tensor | None = None,
+        into: Callable[[], Tensor] | None = None,
     ) -> Handle:
         """Sum ``full`` (P) over the ranks; ``finish`` is called with this rank's part (P/N) of the sum.
 
-        What ``finish`` gets is ``into`` where that saves a copy, else scratch: on gloo this rank's part of
-        ``full`` itself, or a sum in fp32 where ``full`` is of lower precision. ``full`` must stay as it is
-        until ``release`` is called, in ``wait`` of this handle or of a later one, or at last in
-        ``release_all``. Without it, the other ranks' parts stay until all ranks have agreed on something.
+        What ``finish`` gets is what ``into`` gives, of ``full``'s dtype, where that saves a copy, else
+        scratch: on gloo this rank's part of ``full`` itself, or a sum in fp32 where ``full`` is of lower
+        precision. ``full`` must stay as it is until ``release`` is called, in ``wait`` of this handle or of
+        a later one, or at last in ``release_all``. Without it, the other ranks' parts stay until all ranks
+        have agreed on something.
         """
         shard_size = full.numel() // group.size
         self._count_sent(group, full[:shard_size])
@@ -236,28 +238,23 @@ class Communicator:
                 release()
 
         if self._native:
-            fits = into is not None and into.dtype == full.dtype
-            reduced = into if fits and into is not None else full.new_empty(shard_size)
+            reduced = into() if into is not None else full.new_empty(shard_size)
             work = dist.reduce_scatter_tensor(reduced, full, group=group.handle, async_op=True)
             return Handle([work], lambda: done(reduced))
         parts = list(full.chunk(group.size))
         if self._reads_all(group):
             own = parts[group.rank].float()
-            total = into if into is not None and into.dtype == full.dtype == torch.float32 else own
+            direct = into is not None and full.dtype == torch.float32
+            total = cache(into) if into is not None and direct else lambda: own
             offers = self._offers if group is self.reducing.inside else None
             pull = Pull(self._peer_memory, group.handle, stable=release is None, offers=offers)
-            for peer in group.peers:
-                pull.add(group.ranks[peer], parts[peer], total, plus=own)
-                own = total
+            for index, peer in enumerate(group.peers):
+                so_far = total if index else lambda: own
+                pull.add(group.ranks[peer], parts[peer], total, plus=so_far)
             if offers is None:
-                return Handle([pull], lambda: done(total))
+                return Handle([pull], lambda: done(total()))
             offers.keep(full, release)
-
-            def read() -> None:
-                finish(total)
-                offers.release_read()
-
-            return Handle([pull], read)
+            return Handle([pull], lambda: finish(total()))
 
         def summed(received: list[Tensor]) -> Tensor:
             total = received[group.rank].float()
@@ -313,7 +310,7 @@ class Communicator:
         finish: Callable[[Tensor], None],
         release: Callable[[], None] | None,
         *,
-        into: Tensor | None = None,
+        into: Callable[[], Tensor] | None = None,
     ) -> Handle:
         """Sum ``full`` over the shard group: inside the nodes first, so that less has to cross."""
         if groups.across.size == 1:
@@ -375,7 +372,7 @@ class Communicator:
             rank = group.ranks[peer]
             if rank in self._peer_memory:
                 if places is None:
-                    pull.add(rank, outgoing[peer], incoming[peer])
+                    pull.add(rank, outgoing[peer], partial(_same, incoming[peer]))
                 else:
                     pull.read(rank, places[peer], incoming[peer])
                 continue
@@ -420,3 +417,7 @@ class Communicator:
                 f"{what} differ between ranks: rank 0 and rank {differing[0]} do not agree. "
                 "Build the same model, in the same order, on every rank."
             )
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor

@@ -186,7 +186,7 @@ class FlatGradient:
         self._communicator.traffic.reduced += whole.numel()
         is_first, self._reduced = not self._reduced, True
         if self._policy.placement.gradients:
-            finish, release, into = self._sum_into_shard(whole, adopted)
+            finish, release, into = self._sum_into_shard(whole, adopted, is_first)
         elif is_first:
             finish, release, into = partial(self._keep_sum, whole, adopted), None, None
         else:
@@ -201,30 +201,36 @@ class FlatGradient:
             self._communicator.reducing, sent, finish, release, into=into
         )
 
-    def _sum_into_shard(self, whole: Tensor, adopted: bool) -> tuple[Finish, Release, Tensor | None]:
+    def _sum_into_shard(
+        self, whole: Tensor, adopted: bool, is_first: bool
+    ) -> tuple[Finish, Release, Callable[[], Tensor] | None]:
         """At stages 2 and 3: the shard gets the sum, and ``whole`` goes."""
-        if self._shard is not None:
-            shard = self._shard
-
-            def add(total: Tensor) -> None:
-                shard.add_(total)
-
-            return add, partial(self._free, whole, adopted), None
+        if not is_first:
+            return self._add_to_shard, partial(self._free, whole, adopted), None
         if adopted and whole.nbytes >= MAPPED and not whole.is_cuda:
             # It was mapped for itself: a part of it becomes the shard without a copy, and the rest goes.
             begin, end = self._layout.shard_range(self._communicator.shard_index)
-            shard, release = whole[begin:end], partial(self._drop_all_but, begin, end, whole)
-            self._shard_adopted = True
+            self._shard, self._shard_adopted = whole[begin:end], True
+            release = partial(self._drop_all_but, begin, end, whole)
         else:
-            shard = self._arena.borrow(self._layout.shard_size, self._policy.dtype, "gradients")
             release = partial(self._free, whole, adopted)
-        self._shard = shard
 
         def fill(total: Tensor) -> None:
+            shard = self._take_shard()
             if total is not shard:
                 shard.copy_(total)
 
-        return fill, release, shard
+        same_dtype = self._policy.communication_dtype == self._policy.dtype
+        return fill, release, self._take_shard if same_dtype else None
+
+    def _add_to_shard(self, total: Tensor) -> None:
+        assert self._shard is not None
+        self._shard += total
+
+    def _take_shard(self) -> Tensor:
+        if self._shard is None:
+            self._shard = self._arena.borrow(self._layout.shard_size, self._policy.dtype, "gradients")
+        return self._shard
 
     def _drop_all_but(self, begin: int, end: int, whole: Tensor) -> None:
         drop(whole[:begin])

@@ -154,8 +154,18 @@ class Pull:
         """On ``wait`` fill ``incoming`` from ``address`` of ``rank``, which knows nothing of it."""
         self._reads.append((rank, address, incoming))
 
-    def add(self, rank: int, outgoing: Tensor, incoming: Tensor, *, plus: Tensor | None = None) -> None:
-        """Offer ``outgoing`` to ``rank``; on ``wait`` fill ``incoming`` with what it offers, and ``plus``."""
+    def add(
+        self,
+        rank: int,
+        outgoing: Tensor,
+        incoming: Callable[[], Tensor],
+        *,
+        plus: Callable[[], Tensor] | None = None,
+    ) -> None:
+        """Offer ``outgoing`` to ``rank``; on ``wait`` fill ``incoming`` with what it offers, and ``plus``.
+
+        Both are asked for when the data is there to be read, so that they need no memory before.
+        """
         read = self._offers.read if self._offers is not None else 0
         said, theirs = torch.tensor([outgoing.data_ptr(), read]), torch.empty(2, dtype=torch.int64)
         told = dist.irecv(theirs, src=rank, group=self._group)
@@ -167,20 +177,23 @@ class Pull:
         for rank, address, incoming in self._reads:
             self._memory.pull(rank, address, incoming)
         self._reads = []
-        acknowledgements: list[tuple[Any, Tensor]] = []
         for exchange in self._exchanges:
             exchange.told.wait()
-            address, read = exchange.theirs.tolist()
+            if self._offers is not None:
+                self._offers.learn(exchange.rank, int(exchange.theirs[1]))
+        if self._offers is not None:
+            # Before what is read needs memory.
+            self._offers.release_read()
+        acknowledgements: list[tuple[Any, Tensor]] = []
+        for exchange in self._exchanges:
+            address, incoming = int(exchange.theirs[0]), exchange.incoming()
             if exchange.plus is None:
-                self._memory.pull(exchange.rank, address, exchange.incoming)
+                self._memory.pull(exchange.rank, address, incoming)
             else:
-                self._memory.pull_sum(
-                    exchange.rank, address, exchange.incoming, exchange.plus, exchange.outgoing.dtype
-                )
+                dtype = exchange.outgoing.dtype
+                self._memory.pull_sum(exchange.rank, address, incoming, exchange.plus(), dtype)
             if self._waits:
                 acknowledgements += self._acknowledge(exchange.rank)
-            if self._offers is not None:
-                self._offers.learn(exchange.rank, read)
         if self._offers is not None and self._exchanges:
             self._offers.read += 1
         for work, _ in acknowledgements:
@@ -204,8 +217,8 @@ class _Exchange:
 
     rank: int
     outgoing: Tensor
-    incoming: Tensor
-    plus: Tensor | None
+    incoming: Callable[[], Tensor]
+    plus: Callable[[], Tensor] | None
     told: Any
     theirs: Tensor
     sent: Any
