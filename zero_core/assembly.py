@@ -49,6 +49,7 @@ Named = tuple[str, nn.Parameter]
 @dataclass(frozen=True)
 class Assembly:
     device: torch.device
+    arena: Arena
     ledger: Ledger
     communicator: Communicator
     schedule: ReplicatedSchedule | ShardedSchedule
@@ -91,7 +92,7 @@ def assemble(
             unit.earlier = earlier
     adopt_buffers(model, parameters.dtype, communicator)
     schedule.adopt(units)
-    return Assembly(device, ledger, communicator, schedule, units)
+    return Assembly(device, arena, ledger, communicator, schedule, units)
 
 
 def pack(named: list[Named], bucket_size: int) -> list[list[Named]]:

@@ -17,7 +17,7 @@ Gathers, reductions and control messages have a process group each, so that none
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -223,11 +223,11 @@ class Communicator:
     ) -> Handle:
         """Sum ``full`` (P) over the ranks; ``finish`` is called with this rank's part (P/N) of the sum.
 
-        What ``finish`` gets is what ``into`` gives, of ``full``'s dtype, where that saves a copy, else
-        scratch: on gloo this rank's part of ``full`` itself, or a sum in fp32 where ``full`` is of lower
-        precision. ``full`` must stay as it is until ``release`` is called, in ``wait`` of this handle or of
-        a later one, or at last in ``release_all``. Without it, the other ranks' parts stay until all ranks
-        have agreed on something.
+        What ``finish`` gets is what ``into`` gives, where that saves a copy, with the sum rounded once to
+        its dtype; else scratch: on gloo this rank's part of ``full`` itself, or a sum in fp32 where ``full``
+        is of lower precision. ``full`` must stay as it is until ``release`` is called, in ``wait`` of this
+        handle or of a later one, or at last in ``release_all``. Without it, the other ranks' parts stay until
+        all ranks have agreed on something.
         """
         shard_size = full.numel() // group.size
         self._count_sent(group, full[:shard_size])
@@ -238,23 +238,14 @@ class Communicator:
                 release()
 
         if self._native:
-            reduced = into() if into is not None else full.new_empty(shard_size)
+            target = into() if into is not None else None
+            reduced = target if target is not None and target.dtype == full.dtype else None
+            reduced = full.new_empty(shard_size) if reduced is None else reduced
             work = dist.reduce_scatter_tensor(reduced, full, group=group.handle, async_op=True)
             return Handle([work], lambda: done(reduced))
         parts = list(full.chunk(group.size))
         if self._reads_all(group):
-            own = parts[group.rank].float()
-            direct = into is not None and full.dtype == torch.float32
-            total = cache(into) if into is not None and direct else lambda: own
-            offers = self._offers if group is self.reducing.inside else None
-            pull = Pull(self._peer_memory, group.handle, stable=release is None, offers=offers)
-            for index, peer in enumerate(group.peers):
-                so_far = total if index else lambda: own
-                pull.add(group.ranks[peer], parts[peer], total, plus=so_far)
-            if offers is None:
-                return Handle([pull], lambda: done(total()))
-            offers.keep(full, release)
-            return Handle([pull], lambda: finish(total()))
+            return self._sum_from_peers(group, parts, full, finish, release, into)
 
         def summed(received: list[Tensor]) -> Tensor:
             total = received[group.rank].float()
@@ -263,6 +254,35 @@ class Communicator:
             return total
 
         return self.all_to_all(group, parts, summed, done)
+
+    def _sum_from_peers(
+        self,
+        group: Group,
+        parts: list[Tensor],
+        full: Tensor,
+        finish: Callable[[Tensor], None],
+        release: Callable[[], None] | None,
+        into: Callable[[], Tensor] | None,
+    ) -> Handle:
+        own = parts[group.rank]
+        total = cache(into if into is not None else own.float)
+        offers = self._offers if group is self.reducing.inside else None
+
+        def sum_up(sources: list[tuple[int, int]]) -> None:
+            self._peer_memory.pull_sum(sources, own, total())
+
+        pull = Pull(self._peer_memory, group.handle, stable=release is None, combine=sum_up, offers=offers)
+        for peer in group.peers:
+            pull.add(group.ranks[peer], parts[peer])
+        if offers is not None:
+            offers.keep(full, release)
+
+        def done() -> None:
+            finish(total())
+            if offers is None and release is not None:
+                release()
+
+        return Handle([pull], done)
 
     def release_all(self) -> None:
         """Await that the peers have read what they were given to sum, and release it. Collective."""
@@ -372,7 +392,7 @@ class Communicator:
             rank = group.ranks[peer]
             if rank in self._peer_memory:
                 if places is None:
-                    pull.add(rank, outgoing[peer], partial(_same, incoming[peer]))
+                    pull.add(rank, outgoing[peer], incoming[peer])
                 else:
                     pull.read(rank, places[peer], incoming[peer])
                 continue
@@ -417,7 +437,3 @@ class Communicator:
                 f"{what} differ between ranks: rank 0 and rank {differing[0]} do not agree. "
                 "Build the same model, in the same order, on every rank."
             )
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor

@@ -99,7 +99,9 @@ class ZeroEngine:
             model.register_forward_hook(self._after_model),
         ]
         self.scaler = LossScaler(config.loss_scale) if config.precision == "fp16" else None
-        self.optimizer = ShardedOptimizer(self._trainable_flats(), named, lr_schedule, self._ledger)
+        self.optimizer = ShardedOptimizer(
+            self._trainable_flats(), named, lr_schedule, parts.arena, self._ledger
+        )
         self._baseline = footprint(self.device).current - self._ledger.owned()
 
     def _trainable_flats(self) -> list[FlatParameter]:

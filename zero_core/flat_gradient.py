@@ -137,14 +137,9 @@ class FlatGradient:
             self._awaited -= 1
 
     def _fits_exactly(self, grad: Tensor) -> bool:
-        """A gradient that is alone in its flat one can become it without a copy.
-
-        Kept until the step's end it would keep the allocator from using its memory again, unless it is so
-        large that it is mapped anew in any case.
-        """
+        """A gradient that is alone in its flat one can become it without a copy."""
         return (
             len(self._parameters) == 1
-            and (self._policy.placement.gradients or grad.nbytes >= MAPPED)
             and grad.numel() == self._layout.size
             and grad.dtype == self._policy.dtype
             and grad.is_contiguous()
@@ -188,7 +183,9 @@ class FlatGradient:
         if self._policy.placement.gradients:
             finish, release, into = self._sum_into_shard(whole, adopted, is_first)
         elif is_first:
-            finish, release, into = partial(self._keep_sum, whole, adopted), None, None
+            begin, end = self._layout.shard_range(self._communicator.shard_index)
+            finish, release = partial(self._keep_sum, whole, adopted), None
+            into = partial(_same, whole[begin:end])
         else:
             finish, release, into = self._add_late_sum, partial(self._free, whole, adopted), None
         if self._policy.quantizer is not None:
@@ -220,8 +217,7 @@ class FlatGradient:
             if total is not shard:
                 shard.copy_(total)
 
-        same_dtype = self._policy.communication_dtype == self._policy.dtype
-        return fill, release, self._take_shard if same_dtype else None
+        return fill, release, self._take_shard
 
     def _add_to_shard(self, total: Tensor) -> None:
         assert self._shard is not None
@@ -392,6 +388,10 @@ class FlatGradient:
             self._shard, self._shard_adopted = None, False
         self._reduced = False
         self._used = [False] * len(self._parameters)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _nothing() -> None:

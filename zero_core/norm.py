@@ -7,8 +7,20 @@ CHUNK = 512
 """Elements summed in fp32: a kernel that sums millions so is wrong by 1e-3, with these few by 1e-7."""
 
 
+BLOCK = 256 * CHUNK
+"""Elements of lower precision that are brought to fp32 at a time: they stay in the cache."""
+
+
 def chunk_norms(buffer: Tensor) -> list[Tensor]:
     """Norms of the chunks of a 1-D ``buffer``, in fp32, 1-D."""
+    if buffer.dtype == torch.float32 or buffer.is_cuda:
+        return _norms(buffer)
+    scratch = torch.empty(min(BLOCK, buffer.numel()), dtype=torch.float32)
+    blocks = buffer.split(BLOCK) if buffer.numel() else ()
+    return [norms for block in blocks for norms in _norms(scratch[: block.numel()].copy_(block))]
+
+
+def _norms(buffer: Tensor) -> list[Tensor]:
     whole = buffer.numel() // CHUNK * CHUNK
     norms = []
     if whole:

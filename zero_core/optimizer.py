@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zero_core.arena import Arena
 from zero_core.config import OptimizerConfig
 from zero_core.flat_parameter import FlatParameter
 from zero_core.layout import Layout, Piece
@@ -21,8 +22,8 @@ from zero_core.program import buckets
 SCALES_GRADIENTS = ("Adagrad", "Adam", "AdamW", "SGD")
 """Classes whose fused kernel divides the gradient by ``grad_scale`` on its way, saving a pass over it."""
 
-UPDATED_AT_ONCE = 16_000_000
-"""Elements. One call for all would need an fp32 copy of all low-precision gradients, many cost time."""
+UPDATED_AT_ONCE = 4_000_000
+"""Elements: of low-precision gradients so many have an fp32 copy at a time; many small calls cost time."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,11 @@ class ShardedOptimizer:
         flats: list[FlatParameter],
         config: OptimizerConfig,
         lr_schedule: Callable[[int], float] | None,
+        arena: Arena,
         ledger: Ledger,
     ) -> None:
         self._config = config
+        self._arena = arena
         self._lr_schedule = lr_schedule
         self._ledger = ledger
         self._charged = 0
@@ -62,7 +65,7 @@ class ShardedOptimizer:
         """Train ``flats`` from the next step on."""
         sizes = [flat.master_range[1] - flat.master_range[0] for flat in flats]
         for together in buckets(range(len(flats)), sizes, UPDATED_AT_ONCE):
-            self._parts.append(_Part([flats[index] for index in together], self._config))
+            self._parts.append(_Part([flats[index] for index in together], self._config, self._arena))
 
     def lr_at(self, steps: int) -> float:
         return self._config.lr * (1.0 if self._lr_schedule is None else self._lr_schedule(steps))
@@ -117,7 +120,8 @@ class _Master:
 class _Part:
     """One optimizer of torch's; without pieces where the shards are all padding."""
 
-    def __init__(self, flats: list[FlatParameter], config: OptimizerConfig) -> None:
+    def __init__(self, flats: list[FlatParameter], config: OptimizerConfig, arena: Arena) -> None:
+        self._arena = arena
         self._masters = [master for flat in flats for master in _masters(flat)]
         self._device = flats[0].full.device
         self._optimizer = _build(self._masters, config)
@@ -128,14 +132,22 @@ class _Part:
         if self._optimizer is None:
             return
         updated = [master for master in self._masters if used[master.flat][master.index]]
-        for master in updated:
-            gradient = master.flat.gradient.of(master.piece, master.index)
-            master.values.grad = gradient.to(master.values.dtype)
+        gradients = [master.flat.gradient.of(master.piece, master.index) for master in updated]
+        scratch = None
+        if gradients and gradients[0].dtype != torch.float32:
+            sizes = [gradient.numel() for gradient in gradients]
+            scratch = self._arena.borrow(sum(sizes), torch.float32, "communication")
+            exact = scratch.split(sizes)
+            gradients = [into.copy_(gradient) for into, gradient in zip(exact, gradients, strict=True)]
+        for master, gradient in zip(updated, gradients, strict=True):
+            master.values.grad = gradient
         self._scale(updated, factor)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        if scratch is not None:
+            self._arena.give_back(scratch)
 
     def _scale(self, masters: list[_Master], factor: float) -> None:
         if self._divides:

@@ -13,7 +13,7 @@ import os
 import secrets
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,14 +47,33 @@ class PeerMemory:
     def __contains__(self, rank: int) -> bool:
         return rank in self._readable
 
-    def pull_sum(self, rank: int, address: int, total: Tensor, plus: Tensor, dtype: torch.dtype) -> None:
-        """Fill ``total`` with the elements of ``dtype`` at ``address`` plus ``plus``, a piece at a time."""
-        scratch = torch.empty(_PIECE, dtype=dtype)
-        for part, ours in zip(total.split(_PIECE), plus.split(_PIECE), strict=True):
-            piece = scratch[: part.numel()]
-            self.pull(rank, address, piece)
-            torch.add(ours, piece, out=part)
-            address += piece.nbytes
+    def pull_sum(self, sources: list[tuple[int, int]], own: Tensor, total: Tensor) -> None:
+        """Fill ``total`` with ``own`` plus what lies at each rank's address, of the same dtype and size.
+
+        Summed in fp32 and rounded once. A piece at a time, so that memory is passed over once.
+        """
+        incoming = torch.empty(_PIECE, dtype=own.dtype)
+        exact = torch.empty(_PIECE, dtype=torch.float32)
+        offset = 0
+        for ours, target in zip(own.split(_PIECE), total.split(_PIECE), strict=True):
+            pieces = self._pull_each(sources, offset, incoming[: ours.numel()])
+            if len(sources) == 1 and target.dtype == ours.dtype:
+                # Of two, torch's own sum is one in fp32, rounded once.
+                torch.add(ours, next(pieces), out=target)
+            else:
+                so_far = target if target.dtype == torch.float32 else exact[: ours.numel()]
+                so_far.copy_(ours)
+                for piece in pieces:
+                    so_far.add_(piece)
+                if so_far is not target:
+                    target.copy_(so_far)
+            offset += ours.nbytes
+
+    def _pull_each(self, sources: list[tuple[int, int]], offset: int, target: Tensor) -> Iterator[Tensor]:
+        """What lies ``offset`` bytes behind each rank's address, one after the other in ``target``."""
+        for rank, address in sources:
+            self.pull(rank, address + offset, target)
+            yield target
 
     def pull(self, rank: int, address: int, target: Tensor) -> None:
         """Fill ``target`` from ``address`` of another rank. Raises OSError if that rank is gone."""
@@ -136,16 +155,27 @@ class Offers:
         release()
 
 
+Combine = Callable[[list[tuple[int, int]]], None]
+"""Reads what several ranks offer: a rank and an address each."""
+
+
 class Pull:
     """One collective's reads from peers of this host, as ``torch.distributed`` hands out work."""
 
     def __init__(
-        self, memory: PeerMemory, group: dist.ProcessGroup | None, stable: bool, offers: Offers | None = None
+        self,
+        memory: PeerMemory,
+        group: dist.ProcessGroup | None,
+        stable: bool,
+        *,
+        combine: Combine | None = None,
+        offers: Offers | None = None,
     ) -> None:
         """Unless what it offers is ``stable`` or one of ``offers``, it lasts until the peers have read."""
         self._memory = memory
         self._group = group
         self._waits = not stable and offers is None
+        self._combine = combine
         self._offers = offers
         self._reads: list[tuple[int, int, Tensor]] = []
         self._exchanges: list[_Exchange] = []
@@ -154,23 +184,17 @@ class Pull:
         """On ``wait`` fill ``incoming`` from ``address`` of ``rank``, which knows nothing of it."""
         self._reads.append((rank, address, incoming))
 
-    def add(
-        self,
-        rank: int,
-        outgoing: Tensor,
-        incoming: Callable[[], Tensor],
-        *,
-        plus: Callable[[], Tensor] | None = None,
-    ) -> None:
-        """Offer ``outgoing`` to ``rank``; on ``wait`` fill ``incoming`` with what it offers, and ``plus``.
+    def add(self, rank: int, outgoing: Tensor, incoming: Tensor | None = None) -> None:
+        """Offer ``outgoing`` to ``rank``; on ``wait`` fill ``incoming`` with what it offers.
 
-        Both are asked for when the data is there to be read, so that they need no memory before.
+        Without ``incoming`` it is for ``combine``, which is called when all is there to be read, so that
+        the result needs no memory before.
         """
         read = self._offers.read if self._offers is not None else 0
         said, theirs = torch.tensor([outgoing.data_ptr(), read]), torch.empty(2, dtype=torch.int64)
         told = dist.irecv(theirs, src=rank, group=self._group)
         sent = dist.isend(said, dst=rank, group=self._group)
-        self._exchanges.append(_Exchange(rank, outgoing, incoming, plus, told, theirs, sent, said))
+        self._exchanges.append(_Exchange(rank, outgoing, incoming, told, theirs, sent, said))
 
     def wait(self) -> None:
         """Read everything, and await that every peer has read from here where nothing else tells."""
@@ -185,15 +209,14 @@ class Pull:
             # Before what is read needs memory.
             self._offers.release_read()
         acknowledgements: list[tuple[Any, Tensor]] = []
-        for exchange in self._exchanges:
-            address, incoming = int(exchange.theirs[0]), exchange.incoming()
-            if exchange.plus is None:
-                self._memory.pull(exchange.rank, address, incoming)
-            else:
-                dtype = exchange.outgoing.dtype
-                self._memory.pull_sum(exchange.rank, address, incoming, exchange.plus(), dtype)
+        sources = [(exchange.rank, int(exchange.theirs[0])) for exchange in self._exchanges]
+        if self._combine is not None and sources:
+            self._combine(sources)
+        for exchange, (rank, address) in zip(self._exchanges, sources, strict=True):
+            if exchange.incoming is not None:
+                self._memory.pull(rank, address, exchange.incoming)
             if self._waits:
-                acknowledgements += self._acknowledge(exchange.rank)
+                acknowledgements += self._acknowledge(rank)
         if self._offers is not None and self._exchanges:
             self._offers.read += 1
         for work, _ in acknowledgements:
@@ -217,8 +240,7 @@ class _Exchange:
 
     rank: int
     outgoing: Tensor
-    incoming: Callable[[], Tensor]
-    plus: Callable[[], Tensor] | None
+    incoming: Tensor | None
     told: Any
     theirs: Tensor
     sent: Any
