@@ -19,7 +19,7 @@ from bench.report import DIRECTORY
 from bench.task import Case, Measurement, Task
 
 MODELS = ("1.5B", "7B")
-SHARDED = ("fsdp2", "deepspeed-3", "shardyard-3")
+SHARDED = ("fsdp2", "deepspeed-fused-3", "shardyard-3")
 STEPS = 12
 SEQUENCE_LENGTH = 2048
 TIMEOUT_SECONDS = 1800.0

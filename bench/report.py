@@ -25,7 +25,9 @@ was built, over the model's parameters. "Sent" is what the engine itself counts 
 over the parameters, before the ring factor (N - 1)/N. A ratio above 1 is that much faster than the peer.
 
 Peers: bf16 is autocast over fp32 weights for DDP and ZeroRedundancyOptimizer, `MixedPrecisionPolicy` with
-fp32 reductions for FSDP2, and `bf16.enabled` for DeepSpeed. AdamW is torch's fused one for all.
+fp32 reductions for FSDP2, and `bf16.enabled` for DeepSpeed. AdamW is torch's fused one for all but
+DeepSpeed, which is there twice: with the AdamW that its configuration makes (`torch_adam`, not fused), as
+its users start it, and with torch's fused one handed to it.
 ZeroRedundancyOptimizer runs over DDP with `gradient_as_bucket_view`. DeepSpeed shards every parameter at
 stage 3 (persistence threshold 0) and clips nothing. The rest is every peer's default.
 """
@@ -73,7 +75,7 @@ def _comparison(comparison: Comparison) -> list[str]:
     case = comparison.case
     summaries = summarize(comparison)
     head = ("engine", "step, ms", "spread, ms", "growth, bytes a parameter", "sent, Ψ")
-    ratios = ("x DDP", "x ZeroRedundancy", "x FSDP2", "x DeepSpeed, same stage")
+    ratios = ("x DDP", "x ZeroRedundancy", "x FSDP2", "x DeepSpeed, same stage", "and fused")
     engines = dict.fromkeys(run.engine for run in comparison.runs)
     rows = [_row(engine, summaries, len(ratios)) for engine in engines]
     return [
@@ -89,7 +91,8 @@ def _row(engine: str, summaries: dict[str, Summary], ratios: int) -> list[str]:
     if engine not in summaries:
         return [ENGINES[engine].title, "failed", *["—"] * (3 + ratios)]
     found = summaries[engine]
-    peers = ("ddp", "zero-redundancy", "fsdp2", f"deepspeed-{ENGINES[engine].stage}")
+    stage = ENGINES[engine].stage
+    peers = ("ddp", "zero-redundancy", "fsdp2", f"deepspeed-{stage}", f"deepspeed-fused-{stage}")
     return [
         ENGINES[engine].title,
         f"{1e3 * found.seconds:,.0f}",

@@ -14,10 +14,13 @@ LOSS_TOLERANCE = 1e-3
 SPEED: tuple[tuple[str, str, float], ...] = (
     ("shardyard-3", "fsdp2", 2.0),
     ("shardyard-3", "deepspeed-3", 3.0),
+    ("shardyard-3", "deepspeed-fused-3", 3.0),
     ("shardyard-2", "ddp", 0.95),
     ("shardyard-2", "deepspeed-2", 3.0),
+    ("shardyard-2", "deepspeed-fused-2", 3.0),
     ("shardyard-1", "ddp", 0.95),
     ("shardyard-1", "deepspeed-1", 3.0),
+    ("shardyard-1", "deepspeed-fused-1", 3.0),
     ("shardyard-0", "ddp", 1.0),
 )
 """An engine, a peer, and the least ratio of their speeds."""

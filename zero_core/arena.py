@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from zero_core.heap import MAPPED, drop_pages, trim
 from zero_core.memory import Category, Ledger
 
 CHUNK = 2 << 20
@@ -61,6 +62,7 @@ class Arena:
         """Mapped buffers that were given back and still have chunks; the latest gives its chunks first."""
         self._spare: dict[tuple[int, torch.dtype], list[Buffer]] = {}
         self._borrowed: dict[int, Buffer] = {}
+        self._gave_room = False
 
     def reserve(self, numel: int, dtype: torch.dtype, category: Category) -> Buffer:
         """Address space for ``numel`` elements, without memory yet."""
@@ -117,6 +119,26 @@ class Arena:
         self.give(buffer)
         self._spare.setdefault((tensor.numel(), tensor.dtype), []).append(buffer)
 
+    # Room for others.
+
+    def make_room(self, nbytes: int) -> None:
+        """Before torch maps a gradient of ``nbytes``: as much of what is idle here goes, else in the heap."""
+        if self._move is None or nbytes < MAPPED:
+            return
+        if sum(len(buffer.backed) for buffer in self._idle) * CHUNK < nbytes:
+            trim(nbytes)
+            return
+        for _ in range(-(-nbytes // CHUNK)):
+            drop_pages(self._give_chunk(next(iter(self._idle))), CHUNK)
+            self._charge_idle(-CHUNK)
+        self._gave_room = True
+
+    def _replace(self, nbytes: int) -> None:
+        """What made room is needed again: the heap gives once what it has to spare by now."""
+        if self._gave_room:
+            self._gave_room = False
+            trim(nbytes)
+
     # Chunks.
 
     def _back(self, buffer: Buffer) -> int:
@@ -129,14 +151,19 @@ class Arena:
         for done, chunk in enumerate(missing):
             if not self._idle:
                 # The kernel makes the others at their first touch.
+                self._replace(nbytes=(len(missing) - done) * CHUNK)
                 return len(missing) - done
-            donor = next(reversed(self._idle))
-            given = donor.backed.pop()
-            if not donor.backed:
-                del self._idle[donor]
-            assert donor.address is not None
-            self._move(donor.address + given * CHUNK, buffer.address + chunk * CHUNK)
+            source = self._give_chunk(next(reversed(self._idle)))
+            self._move(source, buffer.address + chunk * CHUNK)
         return 0
+
+    def _give_chunk(self, donor: Buffer) -> int:
+        """The address of a chunk that an idle buffer gives away."""
+        assert donor.address is not None
+        given = donor.backed.pop()
+        if not donor.backed:
+            del self._idle[donor]
+        return donor.address + given * CHUNK
 
     def _charge_idle(self, nbytes: int) -> None:
         """What the process holds beyond the buffers in use, rounding included, is ``communication``."""

@@ -88,8 +88,8 @@ def assemble(
         units.append(Unit(index, part.name, part.modules, flats, schedule, placement.parameters))
     if device.type == "cpu":
         keep_what_is_freed()
-        for earlier, unit in pairwise(units):
-            unit.earlier = earlier
+    for earlier, unit in pairwise(units):
+        unit.earlier = earlier
     adopt_buffers(model, parameters.dtype, communicator)
     schedule.adopt(units)
     return Assembly(device, arena, ledger, communicator, schedule, units)

@@ -152,6 +152,9 @@ class ZeroEngine:
             root = self.units[0]
             if not root.name and root.calls:
                 self._schedule.need(root)
+            if self._reduces_always:
+                # Else the most memory is not needed now but at backward's end.
+                self.units[-1].make_room()
             (loss.float() * (target_tokens / self._unit_weight)).backward(retain_graph=retain_graph)
             self._schedule.close_backward()
         finally:

@@ -115,6 +115,10 @@ class FlatGradient:
 
     # Accumulate.
 
+    def make_room(self) -> None:
+        """Autograd is about to make the gradients, and maps large ones for themselves."""
+        self._arena.make_room(max(parameter.nbytes for parameter in self._parameters))
+
     def accumulate(self, index: int) -> None:
         """Move the finished gradient of the parameter at ``index`` into the flat one."""
         parameter = self._parameters[index]

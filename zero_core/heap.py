@@ -37,7 +37,7 @@ if _known:
 
 
 def keep_what_is_freed() -> None:
-    """From now on glibc keeps what is freed until ``make_room``, and maps only what is large.
+    """From now on glibc keeps what is freed until ``trim``, and maps only what is large.
 
     By its own rules it trims the heap's end again and again during a backward: a page fault for every 4 KiB
     that comes back, a fifth of the step (docs/decisions/0010).
@@ -47,20 +47,23 @@ def keep_what_is_freed() -> None:
         _libc.mallopt(_M_TRIM_THRESHOLD, -1)
 
 
-def make_room(nbytes: int) -> None:
-    """Before an allocation of ``nbytes`` that glibc maps: give the system what lies free, if it is more.
-
-    Where there is no glibc there is nothing to do.
-    """
-    if _known and nbytes >= MAPPED and _libc.mallinfo2().fordblks >= nbytes:
+def trim(nbytes: int) -> None:
+    """Give the system what lies free, if it is at least ``nbytes``. Does nothing where there is no glibc."""
+    if _known and _libc.mallinfo2().fordblks >= nbytes:
         _libc.malloc_trim(0)
 
 
 def drop(part: Tensor) -> None:
     """Give the pages of a contiguous CPU tensor back to the system; what it holds becomes arbitrary."""
-    if not sys.platform.startswith("linux"):
-        return
     first = -(-part.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (part.data_ptr() + part.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
-    if length > 0 and _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_DONTNEED):
+    if length > 0:
+        drop_pages(first, length)
+
+
+def drop_pages(address: int, length: int) -> None:
+    """The same of whole pages."""
+    if not sys.platform.startswith("linux"):
+        return
+    if _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), mmap.MADV_DONTNEED):
         raise OSError(ctypes.get_errno(), "madvise")

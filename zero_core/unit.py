@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 
 from zero_core.collectives import Handle
 from zero_core.flat_parameter import FlatParameter
-from zero_core.heap import make_room
 from zero_core.partition import TABLES
 
 
@@ -83,7 +82,7 @@ class Unit:
         self.running = False
         """A module of the unit is running forward."""
         self.earlier: Unit | None = None
-        """Its backward most likely follows this unit's, and on the CPU needs room in the heap."""
+        """Its backward most likely follows this unit's."""
         self._handles: list[Any] = []
         for module in modules:
             self._handles.append(
@@ -106,11 +105,6 @@ class Unit:
         return sum(flat.layout.size for flat in self.flats)
 
     # Parameters.
-
-    @property
-    def largest_gradient(self) -> int:
-        """Bytes of the largest gradient that autograd makes for the unit."""
-        return max((p.nbytes for flat in self.trainable_flats for p in flat.parameters), default=0)
 
     @property
     def present(self) -> bool:
@@ -138,6 +132,11 @@ class Unit:
             flat.release()
 
     # Gradients.
+
+    def make_room(self) -> None:
+        """Its backward comes next."""
+        for flat in self.trainable_flats:
+            flat.gradient.make_room()
 
     def start_forward(self) -> None:
         self.calls = 0
@@ -227,7 +226,7 @@ class Unit:
             if flat.gradient.complete:
                 self._schedule.ready(self)
                 if self.earlier is not None and self.complete:
-                    make_room(self.earlier.largest_gradient)
+                    self.earlier.make_room()
 
         return on_gradient
 

@@ -59,6 +59,12 @@ ENGINES: dict[str, Engine] = {
     "zero-redundancy": Engine("zero_redundancy", 1, "torch ZeroRedundancyOptimizer over DDP"),
     "fsdp2": Engine("fsdp2", 3, "torch FSDP2, reshard after forward"),
     **{f"deepspeed-{stage}": Engine("deepspeed", stage, f"DeepSpeed, stage {stage}") for stage in (1, 2, 3)},
+    **{
+        f"deepspeed-fused-{stage}": Engine(
+            "deepspeed_fused", stage, f"DeepSpeed, stage {stage}, over torch's fused AdamW"
+        )
+        for stage in (1, 2, 3)
+    },
     "plain": Engine("plain", 0, "torch alone, no engine"),
 }
 

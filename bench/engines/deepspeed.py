@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO stages over torch's fused AdamW, every parameter sharded at stage 3."""
+"""DeepSpeed's ZeRO stages with the AdamW of torch that its configuration makes; all sharded at stage 3."""
 
 import logging
 import os
@@ -17,11 +17,23 @@ import deepspeed
 
 
 def build(model: nn.Module, setup: Setup) -> Train:
+    options = ADAMW | {"torch_adam": True}
+    return train_with(model, setup, config={"optimizer": {"type": "AdamW", "params": options}})
+
+
+def train_with(
+    model: nn.Module,
+    setup: Setup,
+    *,
+    config: dict[str, Any] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Train:
+    """``config`` comes on top of what is the same for both optimizers."""
     # It reports its configuration at length, in every run.
     logging.disable(logging.WARNING)
     # Compiled in every fresh environment, for minutes, and used for inference's all-reduce alone.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    config: dict[str, Any] = {
+    common: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": setup.rows,
         "zero_optimization": {"stage": setup.stage},
         # By default it clips the gradient's norm to 1, which none of the others does.
@@ -32,10 +44,9 @@ def build(model: nn.Module, setup: Setup) -> Train:
     }
     if setup.stage == 3:
         # By default small parameters stay whole, which is no stage 3 for a model of small blocks.
-        config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        common["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     deepspeed.init_distributed("nccl" if setup.device.type == "cuda" else "gloo")
-    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW, fused=True)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=common | (config or {}))
 
     def train(tokens: Tensor) -> Step:
         loss = engine(input_ids=tokens, labels=tokens).loss

@@ -23,15 +23,16 @@ def test_a_row_has_time_spread_memory_traffic_and_ratios() -> None:
                     measured("ddp", 2200),
                     measured("fsdp2", 3300),
                     measured("deepspeed-3", 4400),
+                    measured("deepspeed-fused-3", 2750),
                     measured("deepspeed-1", 5500),
                 )
             ]
         )
     )
     assert cells(text, "Shardyard, stage 3") == [
-        "Shardyard, stage 3", "1,100", "1,000–1,200", "10.00", "—", "2.00", "—", "3.00", "4.00",
+        "Shardyard, stage 3", "1,100", "1,000–1,200", "10.00", "—", "2.00", "—", "3.00", "4.00", "2.50",
     ]  # fmt: skip
-    assert cells(text, "torch DDP")[5:] == ["—", "—", "1.50", "—"]
+    assert cells(text, "torch DDP")[5:] == ["—", "—", "1.50", "—", "—"]
 
 
 def test_an_engine_that_failed_is_a_row_that_says_so() -> None:

@@ -5,7 +5,9 @@ import sys
 import pytest
 import torch
 
+from zero_core import arena as arena_module
 from zero_core.arena import CHUNK, Arena
+from zero_core.heap import MAPPED
 from zero_core.memory import Ledger, resident
 
 LARGE = 4 * CHUNK // 4
@@ -78,3 +80,38 @@ def test_a_borrowed_size_is_the_same_buffer_again(arena: Arena) -> None:
     first = arena.borrow(LARGE, torch.float32, "gradients")
     arena.give_back(first)
     assert arena.borrow(LARGE, torch.float32, "communication") is first
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory moves on Linux only")
+def test_what_lies_idle_makes_room_for_a_large_gradient(arena: Arena, ledger: Ledger) -> None:
+    held = 2 * MAPPED
+    tensor = arena.borrow(held // 4, torch.float32, "gradients").fill_(1.0)
+    arena.give_back(tensor)
+    before = resident().current
+    arena.make_room(MAPPED - 1)
+    assert ledger.owned() == held
+    arena.make_room(MAPPED)
+    assert ledger.owned() == held - MAPPED
+    assert before - resident().current > 0.9 * MAPPED
+    again = arena.borrow(held // 4, torch.float32, "gradients").fill_(2.0)
+    assert again.min() == again.max() == 2.0
+    assert ledger.owned() == held
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory moves on Linux only")
+def test_the_heap_makes_room_where_not_enough_lies_idle_and_when_that_is_needed_again(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trimmed: list[int] = []
+    monkeypatch.setattr(arena_module, "trim", trimmed.append)
+    small = arena.borrow(LARGE, torch.float32, "gradients")
+    arena.give_back(small)
+    arena.make_room(MAPPED)
+    assert trimmed == [MAPPED]
+    large = arena.borrow(MAPPED // 4, torch.float32, "gradients")
+    assert trimmed == [MAPPED], "nothing was given away that is missing now"
+    arena.give_back(large)
+    arena.make_room(MAPPED)
+    arena.take(arena.reserve(LARGE, torch.float32, "gradients"))
+    arena.take(arena.reserve(LARGE, torch.float32, "gradients"))
+    assert trimmed == [MAPPED, 4 * CHUNK]

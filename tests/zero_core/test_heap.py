@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 HEAP = """
 import torch
-from zero_core.heap import MAPPED, keep_what_is_freed, make_room
+from zero_core.heap import keep_what_is_freed, trim
 from zero_core.memory import resident
 
 keep_what_is_freed()
@@ -27,20 +27,20 @@ tensors = [torch.ones(1 << 20, dtype=torch.uint8) for _ in range(100)]
 full = resident().current
 del tensors
 freed = resident().current
-make_room(MAPPED - 1)
-small = resident().current
-make_room(MAPPED)
-print(full - freed, full - small, full - resident().current)
+trim(200 << 20)
+kept = resident().current
+trim(50 << 20)
+print(full - freed, full - kept, full - resident().current)
 """
 """In a process of its own: what a heap gives back depends on all that it ever held."""
 
 
-def test_what_is_freed_stays_until_a_large_tensor_needs_room() -> None:
+def test_what_is_freed_stays_until_that_much_is_to_go() -> None:
     ran = subprocess.run([sys.executable, "-c", HEAP], capture_output=True, text=True, check=True)
-    freed, small, large = (int(word) / MIB for word in ran.stdout.split())
+    freed, kept, trimmed = (int(word) / MIB for word in ran.stdout.split())
     assert freed < 10
-    assert small == pytest.approx(freed, abs=5)
-    assert large > 90
+    assert kept == pytest.approx(freed, abs=5)
+    assert trimmed > 90
 
 
 def test_dropped_pages_go_and_their_neighbours_stay() -> None:
