@@ -22,6 +22,11 @@ _RAISED = re.compile(
     r"^(?:\[rank\d+\]: )?([\w.]+(?:Error|Exception|Exit|Mismatch|Failed)\b.*)$", re.MULTILINE
 )
 
+_ABORTED = re.compile(
+    r"terminate called|  what\(\)|Fatal Python error|.*\b(?:malloc|free|corrupted)\b|  File "
+)
+"""What C++, Python and glibc say before they abort, and where Python was."""
+
 
 class RunFailed(Exception):
     """A run gave no measurement; the message is the first failed rank's last word."""
@@ -50,6 +55,8 @@ def _start(folder: Path, ranks: int) -> list[subprocess.Popen[bytes]]:
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
+        # A rank that a signal ends says where it was.
+        "PYTHONFAULTHANDLER": "1",
         "PYTHONPATH": str(ROOT),
         PARENT_VARIABLE: str(os.getpid()),
     }
@@ -87,11 +94,19 @@ def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: f
 
 
 def _last_word(log: Path, code: int) -> str:
-    """The exception that ended a rank, without directories of this machine."""
-    errors = _RAISED.findall(log.read_text("utf-8", "replace"))
-    if not errors:
-        return f"signal {-code}" if code < 0 else f"exit status {code}"
-    return re.sub(r"(?:/[\w.+-]+)+/", "", errors[-1])
+    """What ended a rank, without directories of this machine: its exception, else what it said of a signal."""
+    text = log.read_text("utf-8", "replace")
+    errors = _RAISED.findall(text)
+    if errors:
+        return _without_directories(errors[-1])
+    if code >= 0:
+        return f"exit status {code}"
+    said = [line for line in text.splitlines() if _ABORTED.match(line)]
+    return ": ".join([f"signal {-code}", *map(_without_directories, said[:3])])
+
+
+def _without_directories(text: str) -> str:
+    return re.sub(r"(?:/[\w.+-]+)+/", "", text.strip())
 
 
 def _free_port() -> int:
