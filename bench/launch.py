@@ -94,7 +94,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: f
 
 
 def _last_word(log: Path, code: int) -> str:
-    """What ended a rank, without directories of this machine: its exception, else what it said of a signal."""
+    """What ended a rank, without directories of this machine: its exception, or what a signal left."""
     text = log.read_text("utf-8", "replace")
     errors = _RAISED.findall(text)
     if errors:
