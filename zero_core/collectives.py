@@ -14,7 +14,9 @@ what it really sends, in the dtype in which it travels.
 Gathers, reductions and control messages have a process group each, so that none waits behind another.
 """
 
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -140,6 +142,8 @@ class Communicator:
         self._peer_memory = PeerMemory(
             self.rank, self.world_size if device.type == "cpu" else 1, self._control.handle
         )
+        # Also where nobody closes: at the interpreter's very end the groups' threads would abort the process.
+        self._give_up = weakref.finalize(self, _give_up, self._groups)
 
     @property
     def ring_factor(self) -> float:
@@ -178,11 +182,7 @@ class Communicator:
 
     def close(self) -> None:
         """Give the groups up. Peers that wait on one get an error at once."""
-        for group in self._groups:
-            if group.handle is not None:
-                dist.destroy_process_group(group.handle)
-                # Connections close with the last reference.
-                group.handle = None
+        self._give_up()
 
     # Parameters and gradients.
 
@@ -437,3 +437,13 @@ class Communicator:
                 f"{what} differ between ranks: rank 0 and rank {differing[0]} do not agree. "
                 "Build the same model, in the same order, on every rank."
             )
+
+
+def _give_up(groups: list[Group]) -> None:
+    for group in groups:
+        if group.handle is not None:
+            # Not known any more if the default group was given up before.
+            with suppress(ValueError):
+                dist.destroy_process_group(group.handle)
+            # Connections close with the last reference.
+            group.handle = None

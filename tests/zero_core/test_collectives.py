@@ -1,5 +1,7 @@
 """Peers that read each other's memory, peers that use sockets, and both in one group: the same results."""
 
+import atexit
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -69,6 +71,33 @@ def readable() -> list[int]:
 
 def test_ranks_of_this_host_can_read_each_other(pools: dict[int, RankPool]) -> None:
     assert pools[3].run(readable) == [[1, 2], [0, 2], [0, 1]]
+
+
+def groups_given_up(how: str) -> tuple[list[bool], bool]:
+    """Before an engine goes that nobody closed, and after."""
+    engine = ZeroEngine(build_model(tied=False), ZeroConfig(stage=3))
+    groups = engine.communicator._groups
+    before = [group.handle is None for group in groups if group.size > 1]
+    dist.barrier()
+    if how == "collected":
+        del engine
+        gc.collect()
+    else:
+        atexit._run_exitfuncs()
+    return before, all(group.handle is None for group in groups)
+
+
+@pytest.mark.parametrize("how", ["collected", "exit"])
+def test_an_engine_that_nobody_closes_gives_its_groups_up(how: str) -> None:
+    """Else their threads live until the interpreter is gone, where they abort the process now and then."""
+    pool = RankPool(2)
+    try:
+        for before, after in pool.run(groups_given_up, how):
+            assert before
+            assert not any(before)
+            assert after
+    finally:
+        pool.close()
 
 
 def test_an_offer_is_kept_until_the_slowest_peer_has_read_it() -> None:
