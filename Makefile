@@ -1,5 +1,5 @@
 # make demo: the main job from nothing.   make test: everything that is checked.
-# make bench: the engine beside its peers (an hour on 2 cores, best on a quiet machine).
+# make bench: the engine beside its peers (hours on 2 cores, best on a quiet machine).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

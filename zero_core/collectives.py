@@ -238,9 +238,9 @@ class Communicator:
                 release()
 
         if self._native:
-            target = into() if into is not None else None
-            reduced = target if target is not None and target.dtype == full.dtype else None
-            reduced = full.new_empty(shard_size) if reduced is None else reduced
+            reduced = into() if into is not None else None
+            if reduced is None or reduced.dtype != full.dtype:
+                reduced = full.new_empty(shard_size)
             work = dist.reduce_scatter_tensor(reduced, full, group=group.handle, async_op=True)
             return Handle([work], lambda: done(reduced))
         parts = list(full.chunk(group.size))

@@ -16,8 +16,8 @@ def chunk_norms(buffer: Tensor) -> list[Tensor]:
     if buffer.dtype == torch.float32 or buffer.is_cuda:
         return _norms(buffer)
     scratch = torch.empty(min(BLOCK, buffer.numel()), dtype=torch.float32)
-    blocks = buffer.split(BLOCK) if buffer.numel() else ()
-    return [norms for block in blocks for norms in _norms(scratch[: block.numel()].copy_(block))]
+    exact = (scratch[: block.numel()].copy_(block) for block in buffer.split(BLOCK))
+    return [norms for block in exact for norms in _norms(block)]
 
 
 def _norms(buffer: Tensor) -> list[Tensor]:
