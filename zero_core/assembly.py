@@ -43,6 +43,10 @@ BUCKETS_READ_BY_PEERS = 1
 BUCKETS_KEPT_ANYWAY = 8
 """The same where whole gradients are kept until the step's end: more in flight costs little."""
 
+COLLECTIVES_UNDER_WAY = 8
+"""Of each flat parameter: between two agreements of all ranks a backward reduces and spreads it, late once
+more, and the update gathers it."""
+
 Named = tuple[str, nn.Parameter]
 
 
@@ -67,13 +71,15 @@ def assemble(
     ledger = Ledger()
     arena = Arena(device, ledger)
     timeout = timedelta(seconds=config.timeout_seconds)
-    communicator = Communicator(device, mesh_of(config), arena, timeout)
+    packed = [pack(part.parameters, config.reduce_bucket_size) for part in parts]
+    under_way = COLLECTIVES_UNDER_WAY * sum(map(len, packed))
+    communicator = Communicator(device, mesh_of(config), arena, timeout, under_way)
     communicator.check_same(_digest(parts, config), "names, shapes or order of parameters, or the plan,")
     placement = Placement.of(config.stage, communicator.mesh.shard_size, config.accumulate_locally)
     schedule = _schedule(config, placement, communicator)
     parameters, gradients = _policies(config, placement, communicator, weights)
     units = []
-    for index, part in enumerate(parts):
+    for index, (part, flat_parameters) in enumerate(zip(parts, packed, strict=True)):
         flats = [
             FlatParameter(
                 named,
@@ -83,7 +89,7 @@ def assemble(
                 arena=arena,
                 ledger=ledger,
             )
-            for named in pack(part.parameters, config.reduce_bucket_size)
+            for named in flat_parameters
         ]
         units.append(Unit(index, part.name, part.modules, flats, schedule, placement.parameters))
     if device.type == "cpu":

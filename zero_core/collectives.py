@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -27,9 +27,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zero_core.arena import Arena
+from zero_core.board import Board, words
 from zero_core.errors import PlanMismatch
 from zero_core.mesh import Mesh
-from zero_core.peer_memory import Offers, PeerMemory, Pull
+from zero_core.peer_memory import PeerMemory, Source
 
 
 class Handle:
@@ -74,6 +75,8 @@ class Group:
     """This rank's position in ``ranks``."""
     handle: dist.ProcessGroup | None
     """None for a group of one, and once the group was given up."""
+    board: Board | None = None
+    """Of the peers whose memory this rank reads; None where there are none."""
 
     @property
     def size(self) -> int:
@@ -103,6 +106,10 @@ class Hierarchy:
     across: Group
 
     @property
+    def both(self) -> tuple[Group, Group]:
+        return self.inside, self.across
+
+    @property
     def shard_index(self) -> int:
         """Which of the equal shards of a flat buffer is this rank's: those of a node are not neighbours."""
         return self.inside.rank * self.across.size + self.across.rank
@@ -119,7 +126,10 @@ class Hierarchy:
 class Communicator:
     """The groups of one rank of the mesh, and what they can do."""
 
-    def __init__(self, device: torch.device, mesh: Mesh, arena: Arena, timeout: timedelta) -> None:
+    def __init__(
+        self, device: torch.device, mesh: Mesh, arena: Arena, timeout: timedelta, under_way: int
+    ) -> None:
+        """``under_way``: how many collectives of a group there may be that some rank still has to finish."""
         self.device = device
         self.mesh = mesh
         self.rank = mesh.rank
@@ -137,13 +147,20 @@ class Communicator:
         self._world = Group.make(world, timeout) if self._native else self._control
         one_row = mesh.shard_size == mesh.world_size
         self._row_control = self._control if one_row else Group.make(mesh.rows(), timeout, backend="gloo")
-        self._offers = Offers()
-        """Gradients, to the peers of ``reducing.inside``."""
-        self._peer_memory = PeerMemory(
-            self.rank, self.world_size if device.type == "cpu" else 1, self._control.handle
-        )
+        self._peer_memory = self._make_boards(timeout, under_way)
         # Also where nobody closes: at the interpreter's very end the groups' threads would abort the process.
-        self._give_up = weakref.finalize(self, _give_up, self._groups)
+        self._give_up = weakref.finalize(self, _give_up, self._peer_memory, self._groups)
+
+    def _make_boards(self, timeout: timedelta, under_way: int) -> PeerMemory:
+        groups = [*self.gathering.both, *self.reducing.both, self.secondary]
+        size = words(under_way)
+        world_size = self.world_size if self.device.type == "cpu" else 1
+        memory = PeerMemory(self.rank, world_size, self._control.handle, len(groups) * size)
+        for number, group in enumerate(groups):
+            readable = [group.ranks[peer] for peer in group.peers if group.ranks[peer] in memory]
+            if readable:
+                group.board = Board(memory, readable, number * size, under_way, timeout)
+        return memory
 
     @property
     def ring_factor(self) -> float:
@@ -169,10 +186,8 @@ class Communicator:
     @property
     def _groups(self) -> list[Group]:
         return [
-            self.gathering.inside,
-            self.gathering.across,
-            self.reducing.inside,
-            self.reducing.across,
+            *self.gathering.both,
+            *self.reducing.both,
             self.secondary,
             self.replicas,
             self._world,
@@ -206,7 +221,7 @@ class Communicator:
             work = dist.all_gather_into_tensor(full, shard, group=group.handle, async_op=True)
             return Handle([work], finish)
         parts = full.chunk(group.size)
-        works = self._exchange(group, [shard] * group.size, list(parts), stable, places)
+        works = self._exchange(group, shard, list(parts), stable=stable, places=places)
         own = parts[group.rank]
         if own.data_ptr() != shard.data_ptr():
             own.copy_(shard)
@@ -243,9 +258,8 @@ class Communicator:
                 reduced = full.new_empty(shard_size)
             work = dist.reduce_scatter_tensor(reduced, full, group=group.handle, async_op=True)
             return Handle([work], lambda: done(reduced))
-        parts = list(full.chunk(group.size))
         if self._reads_all(group):
-            return self._sum_from_peers(group, parts, full, finish, release, into)
+            return self._sum_from_peers(group, full, finish, release, into)
 
         def summed(received: list[Tensor]) -> Tensor:
             total = received[group.rank].float()
@@ -253,42 +267,41 @@ class Communicator:
                 total += received[peer]
             return total
 
-        return self.all_to_all(group, parts, summed, done)
+        return self.all_to_all(group, full, summed, done)
 
     def _sum_from_peers(
         self,
         group: Group,
-        parts: list[Tensor],
         full: Tensor,
         finish: Callable[[Tensor], None],
         release: Callable[[], None] | None,
         into: Callable[[], Tensor] | None,
     ) -> Handle:
-        own = parts[group.rank]
+        assert group.board is not None
+        own = full.chunk(group.size)[group.rank]
         total = cache(into if into is not None else own.float)
-        offers = self._offers if group is self.reducing.inside else None
-
-        def sum_up(sources: list[tuple[int, int]]) -> None:
-            self._peer_memory.pull_sum(sources, own, total())
-
-        pull = Pull(self._peer_memory, group.handle, stable=release is None, combine=sum_up, offers=offers)
-        for peer in group.peers:
-            pull.add(group.ranks[peer], parts[peer])
-        if offers is not None:
-            offers.keep(full, release)
+        # Elsewhere nobody calls ``release_all``.
+        later = group is self.reducing.inside
+        read = group.board.exchange(
+            full,
+            lambda sources: self._peer_memory.pull_sum(sources, own, total()),
+            offset=group.rank * own.nbytes,
+            release=release if later else None,
+            awaited=release is not None and not later,
+        )
 
         def done() -> None:
+            read()
             finish(total())
-            if offers is None and release is not None:
+            if release is not None and not later:
                 release()
 
-        return Handle([pull], done)
+        return Handle([], done)
 
     def release_all(self) -> None:
-        """Await that the peers have read what they were given to sum, and release it. Collective."""
-        if self._offers.open:
-            self.tell_row(torch.zeros(1, dtype=torch.int64))
-            self._offers.release_all()
+        """Await that the peers have read what they were given to sum, and release it."""
+        if self.reducing.inside.board is not None:
+            self.reducing.inside.board.release_all()
 
     def settle_places(self, groups: Hierarchy, shard: Tensor) -> list[int] | None:
         """Tell the shard group where ``shard`` is for good, so that gathers need no message. Collective.
@@ -345,21 +358,21 @@ class Communicator:
     def all_to_all(
         self,
         group: Group,
-        parts: list[Tensor],
+        full: Tensor,
         combine: Callable[[list[Tensor]], Tensor],
         finish: Callable[[Tensor], None],
     ) -> Handle:
-        """Send each rank its one of ``parts``, all of one size; ``combine`` gets what came, in rank order.
+        """Send each rank its part of ``full``; ``combine`` gets what came, in rank order.
 
         Those tensors are valid during that call only; what it returns goes to ``finish``, when their memory
         is free again. Not counted: the caller knows what it was.
         """
-        size, dtype = parts[0].numel(), parts[0].dtype
-        buffer = self._arena.borrow(size * (group.size - 1), dtype, "communication")
+        parts = full.chunk(group.size)
+        buffer = self._arena.borrow(full.numel() - parts[0].numel(), full.dtype, "communication")
         incoming = dict(zip(group.peers, buffer.chunk(group.size - 1), strict=True))
         incoming[group.rank] = parts[group.rank]
         received = [incoming[rank] for rank in range(group.size)]
-        works = self._exchange(group, parts, received, stable=False)
+        works = self._exchange(group, full, received, scattered=True)
 
         def done() -> None:
             combined = combine(received)
@@ -381,24 +394,39 @@ class Communicator:
     def _exchange(
         self,
         group: Group,
-        outgoing: list[Tensor],
+        offered: Tensor,
         incoming: list[Tensor],
-        stable: bool,
+        *,
+        scattered: bool = False,
+        stable: bool = False,
         places: list[int] | None = None,
     ) -> list[Any]:
+        """Give each peer ``offered``, or its part of it if ``scattered``; fill ``incoming`` with theirs."""
+        outgoing = offered.chunk(group.size) if scattered else [offered] * group.size
         operations = []
-        pull = Pull(self._peer_memory, group.handle, stable)
         for peer in group.peers:
             rank = group.ranks[peer]
-            if rank in self._peer_memory:
-                if places is None:
-                    pull.add(rank, outgoing[peer], incoming[peer])
-                else:
-                    pull.read(rank, places[peer], incoming[peer])
-                continue
-            operations.append(dist.P2POp(dist.irecv, incoming[peer], rank, group=group.handle))
-            operations.append(dist.P2POp(dist.isend, outgoing[peer], rank, group=group.handle))
-        return [*(dist.batch_isend_irecv(operations) if operations else []), pull]
+            if rank not in self._peer_memory:
+                operations.append(dist.P2POp(dist.irecv, incoming[peer], rank, group=group.handle))
+                operations.append(dist.P2POp(dist.isend, outgoing[peer], rank, group=group.handle))
+        works = dist.batch_isend_irecv(operations) if operations else []
+        if group.board is None:
+            return works
+        targets = dict(zip(group.ranks, incoming, strict=True))
+
+        def pull(sources: list[Source]) -> None:
+            for rank, address in sources:
+                self._peer_memory.pull(rank, address, targets[rank])
+
+        if places is not None:
+            placed = dict(zip(group.ranks, places, strict=True))
+            finish: Callable[[], None] = partial(
+                pull, [Source(rank, placed[rank]) for rank in group.board.peers]
+            )
+        else:
+            offset = group.rank * outgoing[group.rank].nbytes if scattered else 0
+            finish = group.board.exchange(offered, pull, offset=offset, awaited=not stable)
+        return [*works, Handle([], finish)]
 
     def _count_sent(self, group: Group, part: Tensor) -> None:
         self.traffic.bytes_sent += (group.size - 1) * part.nbytes
@@ -439,7 +467,8 @@ class Communicator:
             )
 
 
-def _give_up(groups: list[Group]) -> None:
+def _give_up(memory: PeerMemory, groups: list[Group]) -> None:
+    memory.close()
     for group in groups:
         if group.handle is not None:
             # Not known any more if the default group was given up before.

@@ -287,9 +287,8 @@ class FlatGradient:
         corrected = self._error.add_(whole)
         size = quantizer.packed_bytes(self._layout.shard_size)
         packed = self._arena.borrow(size * group.size, torch.uint8, "communication")
-        parts = list(packed.chunk(group.size))
         scratch = torch.empty(self._layout.shard_size, dtype=torch.float32, device=whole.device)
-        for part, values in zip(parts, corrected.chunk(group.size), strict=True):
+        for part, values in zip(packed.chunk(group.size), corrected.chunk(group.size), strict=True):
             quantizer.quantize(values, part)
             quantizer.dequantize(part, scratch)
             values -= scratch
@@ -308,7 +307,7 @@ class FlatGradient:
             if release is not None:
                 release()
 
-        return self._communicator.all_to_all(group, parts, sum_received, sent)
+        return self._communicator.all_to_all(group, packed, sum_received, sent)
 
     def forget_error(self) -> None:
         """Start error feedback anew: after an overflow, and where a checkpoint is written or read."""

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Literal
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from tests.zero_core.ranks import RankPool
@@ -15,7 +14,7 @@ from tests.zero_core.reference import build_model, relative_difference, trajecto
 from tests.zero_core.training import Result, train
 from zero_core import ZeroConfig, ZeroEngine
 from zero_core.config import Precision
-from zero_core.peer_memory import Offers, PeerMemory
+from zero_core.peer_memory import PeerMemory
 
 Way = Literal["memory", "sockets", "mixed"]
 STEPS = 3
@@ -98,23 +97,6 @@ def test_an_engine_that_nobody_closes_gives_its_groups_up(how: str) -> None:
             assert after
     finally:
         pool.close()
-
-
-def test_an_offer_is_kept_until_the_slowest_peer_has_read_it() -> None:
-    offers, released = Offers(), list[str]()
-    for name in ("first", "unkept", "third"):
-        offers.keep(torch.zeros(1), None if name == "unkept" else lambda name=name: released.append(name))
-    offers.learn(1, read=3)
-    offers.learn(2, read=0)
-    offers.release_read()
-    assert released == []
-    offers.learn(2, read=2)
-    offers.release_read()
-    assert released == ["first"]
-    assert offers.open
-    offers.release_all()
-    assert released == ["first", "third"]
-    assert not offers.open
 
 
 def whole_gradients_held(accumulation: int) -> tuple[int, int]:

@@ -1,11 +1,13 @@
 """What models and callers do beside the straight path."""
 
+import gc
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from tests.zero_core.ranks import RankError, RankPool
 from tests.zero_core.reference import OPTIMIZER, build_model, global_batch, relative_difference
@@ -271,3 +273,20 @@ def one_backward_too_many() -> None:
 def test_a_forgotten_step_is_an_error(pools: dict[int, RankPool]) -> None:
     with pytest.raises(RankError, match=r"once more than gradient_accumulation_steps; call step\(\)"):
         pools[1].run(one_backward_too_many)
+
+
+def nodes_left(stage: int) -> int:
+    """Nodes of autograd's graphs that only the cycle collector would free, after some steps."""
+    gc.collect()
+    gc.disable()
+    try:
+        train(ZeroConfig(stage=stage), False, steps=2)
+        return sum(issubclass(type(found), Node) for found in gc.get_objects())
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_step_leaves_nothing_of_its_graph_behind(pools: dict[int, RankPool], stage: int) -> None:
+    """What is freed late lies all over the heap, which then grows step by step."""
+    assert pools[2].run(nodes_left, stage) == [0, 0]
