@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from statistics import median
 
+from bench.engines import ENGINES
 from bench.models import SHAPES
 from bench.results import Comparison
 from bench.task import Measurement
@@ -45,6 +46,11 @@ def measurements_of(comparison: Comparison) -> dict[str, list[Measurement]]:
     return found
 
 
+def trained(comparison: Comparison) -> dict[str, list[Measurement]]:
+    """``measurements_of`` the engines whose losses can be compared."""
+    return {engine: found for engine, found in measurements_of(comparison).items() if ENGINES[engine].trains}
+
+
 def _summary(engine: str, measurements: list[Measurement], elements: int) -> Summary:
     medians = [median(m.step_seconds) for m in measurements]
     sent = measurements[-1].elements_sent
@@ -67,7 +73,7 @@ def speed_ratio(summaries: dict[str, Summary], engine: str, peer: str) -> float 
 
 def loss_spread(comparison: Comparison) -> float | None:
     """Largest relative difference between any two runs' losses at the same step; None for fewer than two."""
-    losses = [m.losses for measurements in measurements_of(comparison).values() for m in measurements]
+    losses = [measurement.losses for found in trained(comparison).values() for measurement in found]
     if len(losses) < 2:
         return None
     return max((max(step) - min(step)) / min(step) for step in zip(*losses, strict=True))

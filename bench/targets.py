@@ -25,6 +25,9 @@ SPEED: tuple[tuple[str, str, float], ...] = (
 )
 """An engine, a peer, and the least ratio of their speeds."""
 
+LEAST_WORK = "least-work"
+"""Does what no engine of stages 1 to 3 can leave out, and nothing else."""
+
 MEMORY_MODEL = "base"
 """The others are too small for bytes a parameter to say much beside activations and the interpreter."""
 
@@ -45,6 +48,8 @@ class Verdict:
     measured: str
     met: bool | None
     """None: not measured."""
+    limit: str = "—"
+    """What the least work alone would measure."""
 
 
 def verdicts(results: Results) -> list[Verdict]:
@@ -62,7 +67,9 @@ def _of_comparison(comparison: Comparison) -> Iterator[Verdict]:
         if ratio is None:
             yield Verdict(target, case.title, "not measured", None)
         else:
-            yield Verdict(target, case.title, f"{ratio:.2f}x", ratio >= least)
+            bound = speed_ratio(summaries, LEAST_WORK, peer)
+            limit = "—" if bound is None else f"{bound:.2f}x"
+            yield Verdict(target, case.title, f"{ratio:.2f}x", ratio >= least, limit)
     if case.model == MEMORY_MODEL and case.precision == "fp32":
         for engine, most in memory_limits(case.model, case.ranks).items():
             yield _memory(summaries, engine, most, case.title)

@@ -51,6 +51,8 @@ class Engine:
     module: str
     stage: int
     title: str
+    trains: bool = True
+    """Else its losses say nothing."""
 
 
 ENGINES: dict[str, Engine] = {
@@ -65,6 +67,9 @@ ENGINES: dict[str, Engine] = {
         )
         for stage in (1, 2, 3)
     },
+    "least-work": Engine(
+        "least_work", 0, "no engine: the model and 1/N of the update, nothing sent", trains=False
+    ),
     "plain": Engine("plain", 0, "torch alone, no engine"),
 }
 

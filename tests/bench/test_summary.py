@@ -49,6 +49,11 @@ def test_losses_are_compared_step_by_step_over_all_runs() -> None:
     assert loss_spread(comparison(runs[0])) is None
 
 
+def test_losses_of_what_trains_nothing_are_not_compared() -> None:
+    runs = [measured("ddp", 1, losses=(4.0, 2.0)), measured("fsdp2", 1, losses=(4.0, 2.0))]
+    assert loss_spread(comparison(*runs, measured("least-work", 1, losses=(4.0, 4.0)))) == 0
+
+
 def test_overhead_compares_runs_of_one_repetition() -> None:
     """In the second the machine was half as fast, which is no overhead."""
     found = overhead(

@@ -21,6 +21,15 @@ def test_a_speed_target_is_met_from_its_ratio_on(fsdp2: float, met: bool) -> Non
     assert verdict.measured == f"{fsdp2 / 100:.2f}x"
 
 
+def test_beside_a_speed_stands_what_the_least_work_alone_would_reach() -> None:
+    runs = [measured("shardyard-1", 100), measured("deepspeed-1", 270)]
+    begin = "speed: Shardyard, stage 1, at least 3x DeepSpeed, stage 1"
+    alone = Results([comparison(*runs, measured("least-work", 60))])
+    limits = {v.limit for v in verdicts(alone) if v.target == begin}
+    assert limits == {"4.50x"}
+    assert {v.limit for v in verdicts(Results([comparison(*runs)])) if v.target == begin} == {"—"}
+
+
 def test_what_did_not_run_is_neither_met_nor_missed() -> None:
     results = Results([comparison(measured("shardyard-3", 100))])
     assert found(results, "speed: Shardyard, stage 3, at least 2x torch FSDP2").met is None

@@ -9,7 +9,7 @@ import torch
 from bench.engines import ADAMW
 from bench.models import SHAPES, build_model
 from bench.results import Comparison, Results
-from bench.summary import measurements_of
+from bench.summary import measurements_of, trained
 from bench.zero import main
 
 TINY = ["--models", "tiny", "--precision", "fp32", "--repetitions", "1"]
@@ -19,7 +19,7 @@ TINY += ["--steps", "4", "--seq", "16", "--batch", "1"]
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("benchmarks")
-    main([*TINY, "--ranks", "2", "--engines", "ddp", "shardyard-3", "--output", str(output)])
+    main([*TINY, "--ranks", "2", "--engines", "ddp", "shardyard-3", "least-work", "--output", str(output)])
     return output
 
 
@@ -50,7 +50,7 @@ def reference_losses(steps: int, rows: int) -> list[float]:
 
 
 def test_engines_train_as_one_process_on_all_tokens_would(comparison: Comparison) -> None:
-    measured = measurements_of(comparison)
+    measured = trained(comparison)
     expected = reference_losses(steps=4, rows=2)
     assert set(measured) == {"ddp", "shardyard-3"}
     for (measurement,) in measured.values():
@@ -58,11 +58,17 @@ def test_engines_train_as_one_process_on_all_tokens_would(comparison: Comparison
     assert expected[-1] < 0.99 * expected[0]
 
 
+def test_the_least_work_trains_nothing(comparison: Comparison) -> None:
+    (measurement,) = measurements_of(comparison)["least-work"]
+    assert measurement.losses == pytest.approx([reference_losses(steps=1, rows=2)[0]] * 4, rel=1e-4)
+
+
 def test_a_run_reports_the_steps_after_warm_up_memory_and_traffic(comparison: Comparison) -> None:
     measured = measurements_of(comparison)
     for (measurement,) in measured.values():
         assert len(measurement.step_seconds) == 2
         assert min(measurement.step_seconds) > 0
+    for (measurement,) in trained(comparison).values():
         assert measurement.peak_growth > 8 * SHAPES["tiny"].elements
     (ours,), (ddp,) = measured["shardyard-3"], measured["ddp"]
     assert ours.elements_sent == pytest.approx(3 * SHAPES["tiny"].elements, rel=0.01)
@@ -72,7 +78,7 @@ def test_a_run_reports_the_steps_after_warm_up_memory_and_traffic(comparison: Co
 def test_the_report_names_the_command_and_no_place_on_this_machine(directory: Path) -> None:
     text = (directory / "zero.md").read_text()
     assert (
-        "python -m bench.zero --models tiny --precision fp32 --ranks 2 --engines ddp shardyard-3 "
+        "python -m bench.zero --models tiny --precision fp32 --ranks 2 --engines ddp shardyard-3 least-work "
         "--repetitions 1 --steps 4 --seq 16 --batch 1\n"
     ) in text
     assert "Losses of all 2 engines differ by at most" in text
