@@ -32,8 +32,9 @@ ZeroRedundancyOptimizer runs over DDP with `gradient_as_bucket_view`. DeepSpeed 
 stage 3 (persistence threshold 0) and clips nothing. The rest is every peer's default.
 
 "No engine" trains nothing: it runs the model forward and backward, in bf16 with bf16 weights, and updates a
-rank's part of fp32 weights with torch's fused AdamW. No engine of stages 1 to 3 can do less, so what it
-reaches over a peer is the most that any could.
+rank's part of fp32 weights with torch's fused AdamW. No engine of stages 1 to 3 can leave any of that out, so
+what it reaches over a peer is about the most that any could: an engine that keeps the memory of gradients
+for the next step, where torch alone gets it anew, can save some of its page faults.
 """
 
 

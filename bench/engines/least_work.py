@@ -1,6 +1,7 @@
 """What no engine of stages 1 to 3 can leave out: the model, and a rank's part of the update.
 
-Nothing is reduced or gathered, so nothing is trained: whatever an engine takes beyond this is its own price.
+Nothing is reduced or gathered, so nothing is trained: what an engine takes beyond this is its own price.
+Memory comes from torch's allocator, so page faults that an engine may spare are in it.
 """
 
 import torch
