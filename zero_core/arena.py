@@ -64,10 +64,14 @@ class Arena:
         self._borrowed: dict[int, Buffer] = {}
         self._gave_room = False
 
+    def moves(self, nbytes: int) -> bool:
+        """A buffer of that size gets its memory from other buffers, not from the allocator."""
+        return self._move is not None and nbytes >= SMALLEST_MAPPED
+
     def reserve(self, numel: int, dtype: torch.dtype, category: Category) -> Buffer:
         """Address space for ``numel`` elements, without memory yet."""
         nbytes = numel * dtype.itemsize
-        if self._move is None or nbytes < SMALLEST_MAPPED:
+        if not self.moves(nbytes):
             tensor = torch.empty(numel, dtype=dtype, device=self._device)
             tensor.untyped_storage().resize_(0)
             return Buffer(tensor, category, None)

@@ -23,6 +23,7 @@ from zero_core.partition import Part, partition
 from zero_core.placement import Placement
 from zero_core.program import buckets
 from zero_core.quantization import BlockQuantizer
+from zero_core.region import Region
 from zero_core.schedule import ReplicatedSchedule
 from zero_core.sharded_schedule import Lookahead, ShardedSchedule
 from zero_core.unit import Unit
@@ -77,7 +78,7 @@ def assemble(
     communicator.check_same(_digest(parts, config), "names, shapes or order of parameters, or the plan,")
     placement = Placement.of(config.stage, communicator.mesh.shard_size, config.accumulate_locally)
     schedule = _schedule(config, placement, communicator)
-    parameters, gradients = _policies(config, placement, communicator, weights)
+    parameters, gradients = _policies(config, placement, communicator, weights, arena, ledger)
     units = []
     for index, (part, flat_parameters) in enumerate(zip(parts, packed, strict=True)):
         flats = [
@@ -154,7 +155,12 @@ def _schedule(
 
 
 def _policies(
-    config: ZeroConfig, placement: Placement, communicator: Communicator, weights: Weights | None
+    config: ZeroConfig,
+    placement: Placement,
+    communicator: Communicator,
+    weights: Weights | None,
+    arena: Arena,
+    ledger: Ledger,
 ) -> tuple[ParameterPolicy, GradientPolicy]:
     dtype = DTYPES[config.precision]
     accumulates = config.gradient_accumulation_steps > 1
@@ -173,6 +179,7 @@ def _policies(
         quantizer=BlockQuantizer(bits=bits[config.quantized_gradients])
         if config.quantized_gradients
         else None,
+        shards=Region(arena, ledger, gradient_dtype, "gradients"),
         direct=communicator.world_size == 1 and gradient_dtype == dtype,
     )
     return parameters, gradients

@@ -28,6 +28,7 @@ from zero_core.memory import Ledger
 from zero_core.norm import chunk_norms
 from zero_core.placement import Placement
 from zero_core.quantization import BlockQuantizer
+from zero_core.region import Region
 
 Finish = Callable[[Tensor], None]
 """What a reduction calls with its sum."""
@@ -45,6 +46,8 @@ class GradientPolicy:
     communication_dtype: torch.dtype
     quantizer: BlockQuantizer | None
     """Of reductions (qgZ)."""
+    shards: Region
+    """Where the shards of a step's gradients lie."""
     direct: bool
     """Autograd's own ``.grad`` is good enough: one rank, and nothing to accumulate in another dtype."""
 
@@ -84,6 +87,7 @@ class FlatGradient:
         self._used = [False] * len(parameters)
         self._charged = 0
         """Bytes of autograd's own gradients that are accounted for."""
+        policy.shards.plan(layout.shard_size)
         self._awaited: int | None = 0
         """Gradients of this backward that are still to come; None where nobody can know."""
 
@@ -229,7 +233,7 @@ class FlatGradient:
 
     def _take_shard(self) -> Tensor:
         if self._shard is None:
-            self._shard = self._arena.borrow(self._layout.shard_size, self._policy.dtype, "gradients")
+            self._shard = self._policy.shards.borrow(self._layout.shard_size)
         return self._shard
 
     def _drop_all_but(self, begin: int, end: int, whole: Tensor) -> None:
@@ -387,7 +391,10 @@ class FlatGradient:
             self._free(self._summed, self._summed_adopted)
             self._summed = None
         if self._shard is not None:
-            self._free(self._shard, self._shard_adopted)
+            if self._shard_adopted:
+                self._ledger.give("gradients", self._shard.nbytes)
+            else:
+                self._policy.shards.give_back(self._shard)
             self._shard, self._shard_adopted = None, False
         self._reduced = False
         self._used = [False] * len(self._parameters)
