@@ -191,6 +191,8 @@ class ZeroEngine:
 
     def _step(self) -> StepReport:
         scale = self.scaler.scale if self.scaler else 1.0
+        # What is gathered, if anything, is old after the update.
+        self._schedule.settle()
         target_tokens, sum_norm, used = self._agree_on_gradient()
         # Of the gradient as it was accumulated: see ``backward``.
         divisor = target_tokens / self._unit_weight
@@ -199,7 +201,7 @@ class ZeroEngine:
         lr = self.learning_rate
         if not skipped and target_tokens:
             self.optimizer.step(lr, self._clip_factor(grad_norm) / divisor, used)
-            self.refresh_parameters()
+            self._share_parameters()
         for flat in self._trainable_flats():
             flat.gradient.finish_step()
         rescaled = self.scaler.update(overflow=skipped) if self.scaler else False
@@ -226,9 +228,14 @@ class ZeroEngine:
     def refresh_parameters(self) -> None:
         """Bring the master weights to where forward reads them. Collective."""
         self._schedule.settle()
+        for unit in self.units:
+            for flat in unit.flats:
+                flat.publish()
+        self._share_parameters()
+
+    def _share_parameters(self) -> None:
+        """Let the ranks have what each has published."""
         flats = [flat for unit in self.units for flat in unit.flats]
-        for flat in flats:
-            flat.publish()
         if flats[0].policy.placement.optimizer:
             # Gathers read the shards without asking whether they are there (see ``settle_places``).
             self.communicator.barrier()

@@ -23,7 +23,11 @@ SCALES_GRADIENTS = ("Adagrad", "Adam", "AdamW", "SGD")
 """Classes whose fused kernel divides the gradient by ``grad_scale`` on its way, saving a pass over it."""
 
 UPDATED_AT_ONCE = 4_000_000
-"""Elements: of low-precision gradients so many have an fp32 copy at a time; many small calls cost time."""
+"""Elements: a call for each flat parameter would cost time."""
+
+CONVERTED_AT_ONCE = 1_000_000
+"""The same in lower precision: the fp32 copies of so many gradients are still in the cache when the update
+reads them, and so are the new weights when they are rounded."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,15 @@ class ShardedOptimizer:
     def add(self, flats: list[FlatParameter]) -> None:
         """Train ``flats`` from the next step on."""
         sizes = [flat.master_range[1] - flat.master_range[0] for flat in flats]
-        for together in buckets(range(len(flats)), sizes, UPDATED_AT_ONCE):
+        at_once = UPDATED_AT_ONCE if flats[0].policy.dtype == torch.float32 else CONVERTED_AT_ONCE
+        for together in buckets(range(len(flats)), sizes, at_once):
             self._parts.append(_Part([flats[index] for index in together], self._config, self._arena))
 
     def lr_at(self, steps: int) -> float:
         return self._config.lr * (1.0 if self._lr_schedule is None else self._lr_schedule(steps))
 
     def step(self, lr: float, factor: float, used: dict[FlatParameter, list[bool]]) -> None:
-        """Update this rank's masters with the reduced gradients times ``factor``.
+        """Update this rank's masters with the reduced gradients times ``factor``, and publish them.
 
         ``used`` has an entry for each parameter of a flat one: an unused one is left alone, weight decay
         and momentum included, as torch leaves a parameter whose gradient is None.
@@ -122,6 +127,7 @@ class _Part:
 
     def __init__(self, flats: list[FlatParameter], config: OptimizerConfig, arena: Arena) -> None:
         self._arena = arena
+        self._flats = flats
         self._masters = [master for flat in flats for master in _masters(flat)]
         self._device = flats[0].full.device
         self._optimizer = _build(self._masters, config)
@@ -129,8 +135,19 @@ class _Part:
         self._divides = bool(fused) and config.name in SCALES_GRADIENTS
 
     def step(self, lr: float, factor: float, used: dict[FlatParameter, list[bool]]) -> None:
-        if self._optimizer is None:
-            return
+        if self._optimizer is not None:
+            self._update(self._optimizer, lr, factor, used)
+        # Also what is all padding here: every rank must know that its secondary shard is old.
+        for flat in self._flats:
+            flat.publish()
+
+    def _update(
+        self,
+        optimizer: torch.optim.Optimizer,
+        lr: float,
+        factor: float,
+        used: dict[FlatParameter, list[bool]],
+    ) -> None:
         updated = [master for master in self._masters if used[master.flat][master.index]]
         gradients = [master.flat.gradient.of(master.piece, master.index) for master in updated]
         scratch = None
@@ -142,10 +159,10 @@ class _Part:
         for master, gradient in zip(updated, gradients, strict=True):
             master.values.grad = gradient
         self._scale(updated, factor)
-        for group in self._optimizer.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = lr
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         if scratch is not None:
             self._arena.give_back(scratch)
 
