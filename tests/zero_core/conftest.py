@@ -1,8 +1,11 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.zero_core.ranks import RankPool
+from zero_core.arena import Arena
+from zero_core.memory import Ledger
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +15,13 @@ def pools() -> Iterator[dict[int, RankPool]]:
     yield pools
     for pool in pools.values():
         pool.close()
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture
+def arena(ledger: Ledger) -> Arena:
+    return Arena(torch.device("cpu"), ledger)

@@ -14,16 +14,6 @@ LARGE = 4 * CHUNK // 4
 """fp32 elements of four chunks."""
 
 
-@pytest.fixture
-def ledger() -> Ledger:
-    return Ledger()
-
-
-@pytest.fixture
-def arena(ledger: Ledger) -> Arena:
-    return Arena(torch.device("cpu"), ledger)
-
-
 @pytest.mark.parametrize("numel", [10, LARGE, LARGE + 3])
 def test_a_buffer_keeps_its_address_and_loses_its_memory(arena: Arena, numel: int) -> None:
     buffer = arena.reserve(numel, torch.float32, "parameters")

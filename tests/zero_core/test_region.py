@@ -15,16 +15,6 @@ AWKWARD = (CHUNK + CHUNK // 4) // 4
 needs_mremap = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory moves on Linux only")
 
 
-@pytest.fixture
-def ledger() -> Ledger:
-    return Ledger()
-
-
-@pytest.fixture
-def arena(ledger: Ledger) -> Arena:
-    return Arena(torch.device("cpu"), ledger)
-
-
 def region_for(arena: Arena, ledger: Ledger, *sizes: int) -> Region:
     region = Region(arena, ledger, torch.float32, "gradients")
     for size in sizes:
