@@ -15,19 +15,25 @@ from torch import Tensor, nn
 from zero_core.collectives import Communicator
 
 
+def normalizations(model: nn.Module) -> list[nn.Module]:
+    """The layers that keep running statistics."""
+    return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+
+
 def adopt_buffers(model: nn.Module, dtype: torch.dtype, communicator: Communicator) -> None:
     """Rank 0's buffers on every rank, running statistics in ``dtype``. Collective."""
-    for _, buffer in _statistics(model):
-        buffer.data = buffer.data.to(dtype)
+    for layer in normalizations(model):
+        for buffer in _statistics(layer):
+            buffer.data = buffer.data.to(dtype)
     for buffer in model.buffers():
         communicator.broadcast(buffer)
 
 
-def average_statistics(model: nn.Module, communicator: Communicator) -> None:
-    """Average the running statistics of normalization layers over all ranks. Collective."""
+def average_statistics(layers: list[nn.Module], communicator: Communicator) -> None:
+    """Average the running statistics of ``layers`` over all ranks. Collective."""
     if communicator.world_size == 1:
         return
-    statistics = [buffer for module, buffer in _statistics(model) if module.training]
+    statistics = [buffer for layer in layers if layer.training for buffer in _statistics(layer)]
     if not statistics:
         return
     together = torch.cat([buffer.reshape(-1).double().cpu() for buffer in statistics])
@@ -36,10 +42,6 @@ def average_statistics(model: nn.Module, communicator: Communicator) -> None:
         buffer.copy_(mean.view(buffer.shape))
 
 
-def _statistics(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
-    """The running means and variances, with their layers."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase):
-            for buffer in module.buffers(recurse=False):
-                if buffer.is_floating_point():
-                    yield module, buffer
+def _statistics(layer: nn.Module) -> Iterator[Tensor]:
+    """The running mean and variance."""
+    return (buffer for buffer in layer.buffers(recurse=False) if buffer.is_floating_point())

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from zero_core.assembly import Assembly, assemble
-from zero_core.buffers import average_statistics
+from zero_core.buffers import average_statistics, normalizations
 from zero_core.collectives import Communicator
 from zero_core.config import AdamWConfig, OptimizerConfig, ZeroConfig
 from zero_core.failure import FailureBoard
@@ -91,6 +91,7 @@ class ZeroEngine:
         self.device = parts.device
         self.communicator: Communicator = parts.communicator
         self.units: list[Unit] = parts.units
+        self._normalizations = normalizations(model)
         self._failures = FailureBoard(self.communicator)
         self._ledger = parts.ledger
         self._schedule = parts.schedule
@@ -207,7 +208,7 @@ class ZeroEngine:
         rescaled = self.scaler.update(overflow=skipped) if self.scaler else False
         if skipped or rescaled:
             self.forget_quantization_error()
-        average_statistics(self.model, self.communicator)
+        average_statistics(self._normalizations, self.communicator)
         self.steps += 1
         self._micro_batch = 0
         self._weight = 0.0

@@ -77,13 +77,14 @@ class FlatParameter:
         self._places: list[int] | None = None
         if policy.placement.optimizer:
             self._places = communicator.settle_places(communicator.gathering, self.shard)
-        self._poison = torch.full((), math.nan, dtype=policy.dtype, device=self.full.device)
+        poison = torch.full((), math.nan, dtype=policy.dtype, device=self.full.device)
+        self._poison = [poison.expand(slot.shape) for slot in self.layout.slots]
         self._views = [self.full[slot.offset : slot.end].view(slot.shape) for slot in self.layout.slots]
         self._secondary: Tensor | None = None
         self._secondary_valid = False
         self.present = True
         if self._buffer is None:
-            self._point_at_views()
+            self._point_at(self._views)
         else:
             # Views can be made of a buffer with memory only.
             self.release()
@@ -191,7 +192,7 @@ class FlatParameter:
         assert self._buffer is not None
         self._arena.take(self._buffer)
         self.present = True
-        self._point_at_views()
+        self._point_at(self._views)
         return self._start_gather(self.full)
 
     def take_part(self) -> Handle | None:
@@ -211,7 +212,7 @@ class FlatParameter:
         """Free the full parameters at stage 3; the shard stays."""
         if self._buffer is None or not self.present:
             return
-        self._point_at_poison()
+        self._point_at(self._poison)
         self._arena.give(self._buffer)
         self.present = False
 
@@ -260,13 +261,9 @@ class FlatParameter:
             self._ledger.take("parameters", self._secondary.nbytes)
         self._secondary.copy_(full.chunk(group.size)[group.rank])
 
-    def _point_at_views(self) -> None:
-        for parameter, view in zip(self.parameters, self._views, strict=True):
-            parameter.data = view
-
-    def _point_at_poison(self) -> None:
-        for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
-            parameter.data = self._poison.expand(slot.shape)
+    def _point_at(self, places: list[Tensor]) -> None:
+        for parameter, place in zip(self.parameters, places, strict=True):
+            parameter.data = place
 
     # After an update.
 
