@@ -73,8 +73,14 @@ def assemble(
     arena = Arena(device, ledger)
     timeout = timedelta(seconds=config.timeout_seconds)
     packed = [pack(part.parameters, config.reduce_bucket_size) for part in parts]
-    under_way = COLLECTIVES_UNDER_WAY * sum(map(len, packed))
-    communicator = Communicator(device, mesh_of(config), arena, timeout, under_way)
+    communicator = Communicator(
+        device,
+        mesh_of(config),
+        arena,
+        timeout,
+        under_way=COLLECTIVES_UNDER_WAY * sum(map(len, packed)),
+        longest_message=_longest_message(parts),
+    )
     communicator.check_same(_digest(parts, config), "names, shapes or order of parameters, or the plan,")
     placement = Placement.of(config.stage, communicator.mesh.shard_size, config.accumulate_locally)
     schedule = _schedule(config, placement, communicator)
@@ -100,6 +106,11 @@ def assemble(
     adopt_buffers(model, parameters.dtype, communicator)
     schedule.adopt(units)
     return Assembly(device, arena, ledger, communicator, schedule, units)
+
+
+def _longest_message(parts: list[Part]) -> int:
+    """Elements: a step tells of every parameter, stage 3 twice of every flat one."""
+    return 8 + 2 * sum(len(part.parameters) for part in parts)
 
 
 def pack(named: list[Named], bucket_size: int) -> list[list[Named]]:

@@ -1,24 +1,19 @@
-"""How ranks of one host tell each other what to read: each on a board, which is words of its own memory.
+"""How ranks of one host tell each other what to read: each on a board, which is words that all of them see.
 
 Who has something for its peers writes its address there, and they look when they wait for it. Who has read
 it writes that on its own board. So nothing is sent: a message over gloo costs both ranks a system call and
 a thread's wake-up, which takes time from a computation on the same core.
 """
 
-import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 
 from torch import Tensor
 
 from zero_core.peer_memory import PeerMemory, Source
-
-_SHORTEST_PAUSE = 20e-6
-_LONGEST_PAUSE = 500e-6
-"""Seconds between two looks, twice as long each time: a rank that waits leaves its core to others."""
 
 _ENTRY = 3
 """Words of an offer: its number, the address, and both combined, since who looks may see half of it."""
@@ -40,9 +35,7 @@ class _Kept:
 class Board:
     """The offers of a group's ranks to each other: the n-th of each belong together."""
 
-    def __init__(
-        self, memory: PeerMemory, peers: list[int], start: int, slots: int, timeout: timedelta
-    ) -> None:
+    def __init__(self, memory: PeerMemory, peers: list[int], start: int, slots: int) -> None:
         """``peers`` are those that can be read. The board's words begin at ``start`` of what is shared.
 
         ``slots`` is how many offers can be under way; one more waits until the oldest was read.
@@ -51,7 +44,6 @@ class Board:
         self._memory = memory
         self._start = start
         self._slots = slots
-        self._timeout = timeout.total_seconds()
         self._made = 0
         self._kept: deque[_Kept] = deque()
 
@@ -77,14 +69,14 @@ class Board:
         if release is not None:
             self._kept.append(_Kept(number, offered, release))
         address = offered.data_ptr()
-        self._memory.share(self._entry(number), number, address, number ^ address)
+        self._memory.share(self._entry(number), array("q", [number, address, number ^ address]))
 
         def finish(offered: Tensor) -> None:
             sources = [Source(rank, self._find(rank, number) + offset) for rank in self.peers]
             # Before what is read needs memory.
             self.release_read()
             use(sources)
-            self._memory.share(self._mark(number), number)
+            self._memory.share(self._mark(number), array("q", [number]))
             if awaited:
                 self._await_readers(number)
 
@@ -94,7 +86,7 @@ class Board:
     def _await_readers(self, number: int) -> None:
         """Return when every peer has read this rank's offer of that number."""
         for rank in self.peers:
-            self._await(rank, partial(self._has_read, rank, number))
+            self._memory.wait(rank, partial(self._has_read, rank, number))
 
     def release_read(self) -> None:
         """Release what everyone is done with by now, the oldest first."""
@@ -114,7 +106,7 @@ class Board:
 
     def _find(self, rank: int, number: int) -> int:
         """The address of a peer's offer."""
-        self._await(rank, partial(self._has_offered, rank, number))
+        self._memory.wait(rank, partial(self._has_offered, rank, number))
         return self._memory.look(rank, self._entry(number), _ENTRY)[1]
 
     def _has_offered(self, rank: int, number: int) -> bool:
@@ -124,18 +116,6 @@ class Board:
     def _has_read(self, rank: int, number: int) -> bool:
         """A later number in its place says so too."""
         return self._memory.look(rank, self._mark(number), 1)[0] >= number
-
-    def _await(self, rank: int, true: Callable[[], bool]) -> None:
-        """Return when it is true of ``rank``. Raises RuntimeError after the time-out."""
-        if true():
-            return
-        deadline, pause = time.monotonic() + self._timeout, _SHORTEST_PAUSE
-        while not true():
-            self._memory.check(rank)
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"timed out after {self._timeout:g} s: rank {rank} does not go on")
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     # Where the words are.
 

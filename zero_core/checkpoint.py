@@ -78,7 +78,7 @@ class all_or_none:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         failed = torch.zeros(self._group.world_size)
         failed[self._group.rank] = error is not None
-        self._group.agree(failed)
+        failed = self._group.agree(failed)
         if error is None and failed.any():
             raise self._verdict(f"{self._what}: rank {int(failed.argmax())} failed; its log has the cause")
 

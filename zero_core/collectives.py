@@ -26,9 +26,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zero_core import board, control
 from zero_core.arena import Arena
-from zero_core.board import Board, words
+from zero_core.board import Board
+from zero_core.control import Control
 from zero_core.errors import PlanMismatch
+from zero_core.groups import Group, Hierarchy
 from zero_core.mesh import Mesh
 from zero_core.peer_memory import PeerMemory, Source
 
@@ -66,70 +69,23 @@ class Traffic:
         return self.gathered + self.reduced + self.replicated
 
 
-@dataclass
-class Group:
-    """Some ranks, this one among them, and a process group of theirs for one purpose."""
-
-    ranks: tuple[int, ...]
-    rank: int
-    """This rank's position in ``ranks``."""
-    handle: dist.ProcessGroup | None
-    """None for a group of one, and once the group was given up."""
-    board: Board | None = None
-    """Of the peers whose memory this rank reads; None where there are none."""
-
-    @property
-    def size(self) -> int:
-        return len(self.ranks)
-
-    @property
-    def peers(self) -> list[int]:
-        """Positions of the others, each starting with its next, so that not all send to the first first."""
-        return [(self.rank + distance) % self.size for distance in range(1, self.size)]
-
-    @classmethod
-    def make(cls, all_ranks: list[list[int]], timeout: timedelta, backend: str | None = None) -> "Group":
-        """The one of ``all_ranks`` that this rank is in. Collective over the default group."""
-        me = dist.get_rank() if dist.is_initialized() else 0
-        mine = next(ranks for ranks in all_ranks if me in ranks)
-        handle = None
-        if len(mine) > 1:
-            handle, _ = dist.new_subgroups_by_enumeration(all_ranks, timeout=timeout, backend=backend)
-        return cls(tuple(mine), mine.index(me), handle)
-
-
-@dataclass
-class Hierarchy:
-    """A shard group as two: this rank's node, and its counterparts on the others; or one, and itself."""
-
-    inside: Group
-    across: Group
-
-    @property
-    def both(self) -> tuple[Group, Group]:
-        return self.inside, self.across
-
-    @property
-    def shard_index(self) -> int:
-        """Which of the equal shards of a flat buffer is this rank's: those of a node are not neighbours."""
-        return self.inside.rank * self.across.size + self.across.rank
-
-    @classmethod
-    def make(cls, mesh: Mesh, timeout: timedelta) -> "Hierarchy":
-        if mesh.node_size == 1:
-            singles = mesh.neighbours(1)
-            return cls(Group.make(mesh.rows(), timeout), Group.make(singles, timeout))
-        inside = Group.make(mesh.neighbours(mesh.node_size), timeout)
-        return cls(inside, Group.make(mesh.across_nodes(), timeout))
-
-
 class Communicator:
     """The groups of one rank of the mesh, and what they can do."""
 
     def __init__(
-        self, device: torch.device, mesh: Mesh, arena: Arena, timeout: timedelta, under_way: int
+        self,
+        device: torch.device,
+        mesh: Mesh,
+        arena: Arena,
+        timeout: timedelta,
+        *,
+        under_way: int,
+        longest_message: int,
     ) -> None:
-        """``under_way``: how many collectives of a group there may be that some rank still has to finish."""
+        """``under_way``: how many collectives of a group there may be that some rank still has to finish.
+
+        Control messages of up to ``longest_message`` elements take the fastest way.
+        """
         self.device = device
         self.mesh = mesh
         self.rank = mesh.rank
@@ -143,24 +99,29 @@ class Communicator:
         self.secondary = Group.make(mesh.neighbours(mesh.secondary_size), timeout)
         """Gathers of parameters from the secondary shards of a node."""
         self.replicas = Group.make(mesh.columns(), timeout)
-        self._control = Group.make(world, timeout, backend="gloo")
-        self._world = Group.make(world, timeout) if self._native else self._control
+        everyone = Group.make(world, timeout, backend="gloo")
+        self._world = Group.make(world, timeout) if self._native else everyone
         one_row = mesh.shard_size == mesh.world_size
-        self._row_control = self._control if one_row else Group.make(mesh.rows(), timeout, backend="gloo")
-        self._peer_memory = self._make_boards(timeout, under_way)
+        row = everyone if one_row else Group.make(mesh.rows(), timeout, backend="gloo")
+        boards = [*self.gathering.both, *self.reducing.both, self.secondary]
+        board_words, control_words = board.words(under_way), control.words(longest_message)
+        shared = len(boards) * board_words + 2 * control_words
+        self._peer_memory = PeerMemory(self.rank, self.world_size, everyone.handle, shared, timeout)
+        if not self._native:
+            for number, group in enumerate(boards):
+                self._make_board(group, number * board_words, under_way)
+        start = len(boards) * board_words
+        self._control = Control(everyone, self._peer_memory, start, longest_message)
+        self._row_control = self._control
+        if not one_row:
+            self._row_control = Control(row, self._peer_memory, start + control_words, longest_message)
         # Also where nobody closes: at the interpreter's very end the groups' threads would abort the process.
         self._give_up = weakref.finalize(self, _give_up, self._peer_memory, self._groups)
 
-    def _make_boards(self, timeout: timedelta, under_way: int) -> PeerMemory:
-        groups = [*self.gathering.both, *self.reducing.both, self.secondary]
-        size = words(under_way)
-        world_size = self.world_size if self.device.type == "cpu" else 1
-        memory = PeerMemory(self.rank, world_size, self._control.handle, len(groups) * size)
-        for number, group in enumerate(groups):
-            readable = [group.ranks[peer] for peer in group.peers if group.ranks[peer] in memory]
-            if readable:
-                group.board = Board(memory, readable, number * size, under_way, timeout)
-        return memory
+    def _make_board(self, group: Group, start: int, slots: int) -> None:
+        readable = [group.ranks[peer] for peer in group.peers if group.ranks[peer] in self._peer_memory]
+        if readable:
+            group.board = Board(self._peer_memory, readable, start, slots)
 
     @property
     def ring_factor(self) -> float:
@@ -175,10 +136,7 @@ class Communicator:
     @property
     def peers_read_gradients(self) -> bool:
         """Reductions of gradients are reads of the peers' memory."""
-        return not self._native and self._reads_all(self.reducing.inside)
-
-    def _reads_all(self, group: Group) -> bool:
-        return all(group.ranks[peer] in self._peer_memory for peer in group.peers)
+        return self.reducing.inside.reads_all
 
     def restart_count(self) -> None:
         self.traffic = Traffic()
@@ -191,8 +149,8 @@ class Communicator:
             self.secondary,
             self.replicas,
             self._world,
-            self._control,
-            self._row_control,
+            self._control.group,
+            self._row_control.group,
         ]
 
     def close(self) -> None:
@@ -258,7 +216,7 @@ class Communicator:
                 reduced = full.new_empty(shard_size)
             work = dist.reduce_scatter_tensor(reduced, full, group=group.handle, async_op=True)
             return Handle([work], lambda: done(reduced))
-        if self._reads_all(group):
+        if group.reads_all:
             return self._sum_from_peers(group, full, finish, release, into)
 
         def summed(received: list[Tensor]) -> Tensor:
@@ -406,7 +364,7 @@ class Communicator:
         operations = []
         for peer in group.peers:
             rank = group.ranks[peer]
-            if rank not in self._peer_memory:
+            if group.board is None or rank not in group.board.peers:
                 operations.append(dist.P2POp(dist.irecv, incoming[peer], rank, group=group.handle))
                 operations.append(dist.P2POp(dist.isend, outgoing[peer], rank, group=group.handle))
         works = dist.batch_isend_irecv(operations) if operations else []
@@ -437,28 +395,23 @@ class Communicator:
     # Control messages: small, on the host, never counted.
 
     def agree(self, values: Tensor) -> Tensor:
-        """The sum over all ranks of a small tensor on the CPU, in place."""
-        if self.world_size > 1:
-            dist.all_reduce(values, group=self._control.handle)
-        return values
+        """The sum over all ranks of a small tensor on the CPU, in fp64 and in rank order."""
+        # One after the other: the same bits on all ranks, whatever their processors' vector width.
+        total, *others = self._control.everyones(values.double())
+        for row in others:
+            total = total + row
+        return total
 
     def barrier(self) -> None:
         self.agree(torch.zeros(1))
 
     def tell_row(self, mine: Tensor) -> Tensor:
         """Every rank's small integer tensor of the shard group, one row a rank."""
-        group = self._row_control
-        everyones = torch.empty((group.size, *mine.shape), dtype=mine.dtype)
-        dist.all_gather(list(everyones.unbind()), mine, group=group.handle)
-        return everyones
+        return self._row_control.everyones(mine)
 
     def check_same(self, digest: bytes, what: str) -> None:
         """Raise ``PlanMismatch`` on every rank unless all ranks passed the same 32 bytes."""
-        if self.world_size == 1:
-            return
-        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).clone()
-        everyones = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(everyones, mine, group=self._control.handle)
+        everyones = self._control.everyones(torch.frombuffer(bytearray(digest), dtype=torch.int64))
         differing = [rank for rank, theirs in enumerate(everyones) if not torch.equal(theirs, everyones[0])]
         if differing:
             raise PlanMismatch(

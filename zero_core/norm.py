@@ -6,9 +6,9 @@ from torch import Tensor
 CHUNK = 512
 """Elements summed in fp32: a kernel that sums millions so is wrong by 1e-3, with these few by 1e-7."""
 
-
-BLOCK = 256 * CHUNK
-"""Elements of lower precision that are brought to fp32 at a time: they stay in the cache."""
+BLOCK = 2048 * CHUNK
+"""Elements of lower precision that are brought to fp32 at a time: 4 MiB of scratch. With an eighth of them
+the calls take half as long again."""
 
 
 def chunk_norms(buffer: Tensor) -> list[Tensor]:

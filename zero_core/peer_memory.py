@@ -12,13 +12,19 @@ import ctypes
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from datetime import timedelta
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from zero_core.shared_words import WORD, SharedWords
 
 _PIECE = 1 << 18
 """Elements that are read and added at a time: they stay in the cache between the two."""
@@ -26,8 +32,9 @@ _PIECE = 1 << 18
 _CLOSED = 0
 """In the first of the shared words, once this rank offers nothing more."""
 
-_shared_for_good: list[Any] = []
-"""Peers may still look at the words of an engine that is gone: they stay until the process ends."""
+_SHORTEST_PAUSE = 20e-6
+_LONGEST_PAUSE = 500e-6
+"""Seconds between two looks, twice as long each time: a rank that waits leaves its core to others."""
 
 
 class Source(NamedTuple):
@@ -46,46 +53,80 @@ class _Range(ctypes.Structure):
 class PeerMemory:
     """Which ranks can be read from here, and the reading."""
 
-    def __init__(self, rank: int, world_size: int, group: dist.ProcessGroup | None, words: int) -> None:
-        """``words`` is how many 64-bit integers each rank shares with its peers. Collective."""
+    def __init__(
+        self, rank: int, world_size: int, group: dist.ProcessGroup | None, words: int, timeout: timedelta
+    ) -> None:
+        """``words`` is how many 64-bit integers each rank shows its peers. Collective."""
+        self.rank = rank
+        self._timeout = timeout.total_seconds()
         self._process_ids: list[int] = []
-        self._readable: set[int] = set()
+        self._words_at: list[int] = []
+        self._connected: set[tuple[int, int]] = set()
+        """Pairs of ranks that read each other, in both orders."""
         self._read = _find_process_vm_readv()
+        self._words = SharedWords(1 + words)
         # The first is a number at random, which tells that it is really this rank that is read.
-        self._shared = (ctypes.c_int64 * (1 + words))(1 + secrets.randbits(62))
-        self._shared_at: list[int] = []
+        self._words.mine[0] = 1 + secrets.randbits(62)
         if world_size > 1:
-            _shared_for_good.append(self._shared)
-            self._probe(rank, world_size, group)
+            self._probe(world_size, group)
 
     def __contains__(self, rank: int) -> bool:
-        return rank in self._readable
+        return (self.rank, rank) in self._connected
+
+    def connects(self, ranks: tuple[int, ...]) -> bool:
+        """All of ``ranks`` read each other, which all of them know."""
+        return all(pair in self._connected for pair in permutations(ranks, 2))
 
     # Words that everyone may look at.
 
-    def share(self, start: int, *words: int) -> None:
+    def share(self, start: int, words: "array[int]") -> None:
         """Let the peers see ``words`` from position ``start``."""
-        self._shared[1 + start : 1 + start + len(words)] = list(words)
+        self._words.mine[1 + start : 1 + start + len(words)] = memoryview(words)
 
     def shared(self, position: int) -> int:
         """What this rank has let them see there, at first 0."""
-        return self._shared[1 + position]
+        return self._words.mine[1 + position]
 
-    def look(self, rank: int, start: int, count: int) -> list[int]:
-        """``count`` words that ``rank`` shares. Raises OSError if that rank is gone."""
-        seen = (ctypes.c_int64 * count)()
-        place = self._shared_at[rank] + (1 + start) * ctypes.sizeof(ctypes.c_int64)
-        self._copy(rank, place, ctypes.addressof(seen), ctypes.sizeof(seen))
-        return list(seen)
+    def look(self, rank: int, start: int, count: int) -> memoryview:
+        """``count`` words that ``rank`` shares."""
+        return self._words.of(rank)[1 + start : 1 + start + count]
 
-    def check(self, rank: int) -> None:
+    def wait(self, rank: int, true: Callable[[], bool]) -> None:
+        """Return when something is true of what ``rank`` shares.
+
+        Raises OSError if that rank gives up or dies before, RuntimeError after the time-out.
+        """
+        if true():
+            return
+        deadline, pause = time.monotonic() + self._timeout, _SHORTEST_PAUSE
+        while not true():
+            try:
+                self._check(rank)
+            except OSError:
+                # It may have said it and left since.
+                if true():
+                    return
+                raise
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"timed out after {self._timeout:g} s: rank {rank} does not go on")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _check(self, rank: int) -> None:
         """Raise ConnectionError if ``rank`` has closed, OSError if it is gone."""
-        if self.look(rank, -1, 1) == [_CLOSED]:
+        if self._words.of(rank)[0] == _CLOSED:
             raise ConnectionError(f"rank {rank} has given up")
+        self._first_word(rank)
+
+    def _first_word(self, rank: int) -> int:
+        """Read from the process itself."""
+        seen = ctypes.c_int64()
+        self._copy(rank, self._words_at[rank], ctypes.addressof(seen), WORD)
+        return seen.value
 
     def close(self) -> None:
         """Let the peers know that nothing more comes."""
-        self._shared[0] = _CLOSED
+        self._words.mine[0] = _CLOSED
 
     # Tensors.
 
@@ -132,22 +173,33 @@ class PeerMemory:
                 raise OSError(error, f"memory of rank {rank} can't be read: {os.strerror(error)}")
             done += count
 
-    def _probe(self, rank: int, world_size: int, group: dist.ProcessGroup | None) -> None:
-        """Every rank tries to read a random number from every other; both ways must succeed."""
-        mine = torch.tensor([os.getpid(), ctypes.addressof(self._shared), self._shared[0]])
-        told = [torch.empty_like(mine) for _ in range(world_size)]
-        dist.all_gather(told, mine, group=group)
-        self._process_ids = [int(other[0]) for other in told]
-        self._shared_at = [int(other[1]) for other in told]
-        succeeded = torch.zeros(world_size, dtype=torch.int64)
-        for peer, other in enumerate(told):
-            if peer == rank or self._read is None:
-                continue
-            with suppress(OSError):
-                succeeded[peer] = self.look(peer, -1, 1) == [int(other[2])]
-        table = [torch.empty_like(succeeded) for _ in range(world_size)]
-        dist.all_gather(table, succeeded, group=group)
-        self._readable = {peer for peer in range(world_size) if table[rank][peer] and table[peer][rank]}
+    def _probe(self, world_size: int, group: dist.ProcessGroup | None) -> None:
+        """Every rank tries to read every other; both ways must succeed."""
+        mine = [os.getpid(), self._words.address, self._words.file, self._words.mine[0]]
+        told = _everyones(mine, world_size, group)
+        self._process_ids = [other[0] for other in told]
+        self._words_at = [other[1] for other in told]
+        reached = [self._reach(peer, *told[peer][2:]) for peer in range(world_size)]
+        table = _everyones(reached, world_size, group)
+        self._words.close_file()
+        pairs = permutations(range(world_size), 2)
+        self._connected = {(a, b) for a, b in pairs if table[a][b] and table[b][a]}
+
+    def _reach(self, peer: int, file: int, first_word: int) -> bool:
+        """Can its memory be read, and its words be mapped?"""
+        if peer == self.rank or self._read is None:
+            return False
+        with suppress(OSError, ValueError):
+            if self._first_word(peer) == first_word:
+                self._words.map(peer, self._process_ids[peer], file)
+                return True
+        return False
+
+
+def _everyones(mine: Sequence[int], world_size: int, group: dist.ProcessGroup | None) -> list[list[int]]:
+    told = [torch.empty(len(mine), dtype=torch.int64) for _ in range(world_size)]
+    dist.all_gather(told, torch.tensor(mine, dtype=torch.int64), group=group)
+    return [other.tolist() for other in told]
 
 
 def _find_process_vm_readv() -> Any:

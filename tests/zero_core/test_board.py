@@ -21,9 +21,10 @@ class Exchanges:
 
     def __init__(self, slots: int, timeout_seconds: float = 30.0) -> None:
         self.rank, world_size = dist.get_rank(), dist.get_world_size()
-        self.memory = PeerMemory(self.rank, world_size, None, words(slots))
+        timeout = timedelta(seconds=timeout_seconds)
+        self.memory = PeerMemory(self.rank, world_size, None, words(slots), timeout)
         peers = [rank for rank in range(world_size) if rank != self.rank]
-        self.board = Board(self.memory, peers, 0, slots, timedelta(seconds=timeout_seconds))
+        self.board = Board(self.memory, peers, 0, slots)
         self.seen: list[list[float]] = []
         self.released: list[str] = []
         self._stable: list[Tensor] = []

@@ -25,10 +25,10 @@ def only(way: Way) -> Iterator[None]:
     """Engines made inside find that they can read all peers, none, or in a group of three one pair."""
     probe = PeerMemory._probe
 
-    def restricted(self: PeerMemory, rank: int, world_size: int, group: dist.ProcessGroup | None) -> None:
-        probe(self, rank, world_size, group)
+    def restricted(self: PeerMemory, world_size: int, group: dist.ProcessGroup | None) -> None:
+        probe(self, world_size, group)
         allowed = {"memory": {0, 1, 2, 3}, "sockets": set(), "mixed": {0, 1}}[way]
-        self._readable &= allowed if rank in allowed else set()
+        self._connected = {pair for pair in self._connected if allowed.issuperset(pair)}
 
     PeerMemory._probe = restricted  # type: ignore[method-assign]
     try:

@@ -1,5 +1,7 @@
 """A failure on one rank reaches the others in seconds, by name."""
 
+import os
+import signal
 import time
 
 import pytest
@@ -8,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.zero_core.features import OPTIMIZER, build, global_batch, summed_loss
-from tests.zero_core.ranks import RankPool
+from tests.zero_core.ranks import RankError, RankPool
 from zero_core import ZeroConfig, ZeroEngine
 from zero_core.errors import PeerFailed
 
@@ -62,6 +64,28 @@ def test_every_rank_names_the_first_cause_long_before_the_time_out(
     for rank in (0, 2):
         assert answers[rank][0] == "PeerFailed: rank 1 failed first: ValueError: the second block exploded"
         assert answers[rank][1] < TIMEOUT_SECONDS / 2
+
+
+def die(stage: int) -> None:
+    """Rank 1 is killed in its second backward, as by a host that is short of memory."""
+    model = build("scalar")
+    engine = ZeroEngine(model, ZeroConfig(stage=stage, timeout_seconds=TIMEOUT_SECONDS), OPTIMIZER)
+    for step in range(2):
+        batch = global_batch(step).part(0, 1, dist.get_rank(), dist.get_world_size())
+        loss = summed_loss(engine, batch, step)
+        if (dist.get_rank(), step) == (1, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        engine.backward(loss, 1)  # type: ignore[arg-type]
+        engine.step()
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_rank_that_is_killed_is_named_in_seconds(pools: dict[int, RankPool], stage: int) -> None:
+    """The pool waits for a few seconds after the first rank has gone."""
+    with pytest.raises(RankError) as raised:
+        pools[2].run(die, stage)
+    assert "memory of rank 1 can't be read" in str(raised.value)
+    assert "rank 1:\nthe process ended" in str(raised.value)
 
 
 _silent: list[ZeroEngine] = []

@@ -49,7 +49,7 @@ def run_steps(engine: ZeroEngine, first: int, last: int, result: Result) -> None
             report = engine.step()
             total += loss.total
         assert report is not None
-        engine.communicator.agree(total)
+        total = engine.communicator.agree(total)
         result.losses.append(total.item() / report.target_tokens)
         result.reports.append(report)
 
