@@ -103,14 +103,13 @@ class Communicator:
         self._world = Group.make(world, timeout) if self._native else everyone
         one_row = mesh.shard_size == mesh.world_size
         row = everyone if one_row else Group.make(mesh.rows(), timeout, backend="gloo")
-        boards = [*self.gathering.both, *self.reducing.both, self.secondary]
+        with_board = [] if self._native else [*self.gathering.both, *self.reducing.both, self.secondary]
         board_words, control_words = board.words(under_way), control.words(longest_message)
-        shared = len(boards) * board_words + 2 * control_words
+        start = len(with_board) * board_words
+        shared = start + 2 * control_words
         self._peer_memory = PeerMemory(self.rank, self.world_size, everyone.handle, shared, timeout)
-        if not self._native:
-            for number, group in enumerate(boards):
-                self._make_board(group, number * board_words, under_way)
-        start = len(boards) * board_words
+        for number, group in enumerate(with_board):
+            self._make_board(group, number * board_words, under_way)
         self._control = Control(everyone, self._peer_memory, start, longest_message)
         self._row_control = self._control
         if not one_row:

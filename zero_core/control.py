@@ -1,7 +1,7 @@
 """Control messages: a small row of every rank of a group, seen by all of them.
 
 On one host a rank writes its row where its peers can see it, and looks at theirs: gloo wakes a thread for
-each message, which takes 0.5 to 2.7 ms here after the last rank has come. Else gloo carries them.
+each message, which took 0.4 to 2.7 ms after the last rank had come. Else gloo carries them.
 """
 
 import zlib
@@ -42,7 +42,8 @@ class Control:
     def everyones(self, mine: Tensor) -> Tensor:
         """The rows of all ranks, in their order (N, n), from this rank's (n), int64 or float64 on the CPU.
 
-        Raises RuntimeError after the time-out, and where another rank's row is of another length.
+        Raises PeerGone if a peer has closed or ended, PeerSilent after the time-out, and RuntimeError where
+        another rank shows a row of another length; over gloo RuntimeError for all of these.
         """
         if self.group.size == 1:
             return mine.unsqueeze(0)
@@ -52,10 +53,10 @@ class Control:
             return everyones
         self._number += 1
         self._show(mine)
-        theirs = {
-            self.group.ranks[peer]: self._find(self.group.ranks[peer], mine) for peer in self.group.peers
-        }
-        return torch.stack([theirs.get(rank, mine) for rank in self.group.ranks])
+        rows = [mine] * self.group.size
+        for peer in self.group.peers:
+            rows[peer] = self._find(self.group.ranks[peer], mine)
+        return torch.stack(rows)
 
     def _show(self, mine: Tensor) -> None:
         row = array("q", [self._number, mine.numel(), *mine.view(torch.int64).tolist()])

@@ -4,7 +4,9 @@ EngineError
 ├── PlanMismatch        plan_mismatch        ranks do not hold the same model
 ├── CheckpointDamaged   checkpoint_damaged   a file is missing, short or altered
 ├── CheckpointMismatch  checkpoint_mismatch  a good checkpoint, of another model
-└── PeerFailed          peer_failed          another rank gave up first; its message has the cause
+├── PeerFailed          peer_failed          another rank gave up first; its message has the cause
+├── PeerGone            peer_gone            another rank has closed its engine, or has ended
+└── PeerSilent          peer_silent          another rank did not go on for as long as was configured
 """
 
 
@@ -26,3 +28,11 @@ class CheckpointMismatch(EngineError):
 
 class PeerFailed(EngineError):
     code = "peer_failed"
+
+
+class PeerGone(EngineError):
+    code = "peer_gone"
+
+
+class PeerSilent(EngineError):
+    code = "peer_silent"

@@ -2,10 +2,11 @@
 
 Who has something for a peer lets it know the address (see ``board``), and the peer pulls it with
 process_vm_readv(2) when it waits for it. What stays at one address for good is told once; its readers then
-need nobody.
+need nobody. Words by which ranks tell each other more than once lie in memory that all of them map (see
+``shared_words``).
 
-The system may forbid it (another container, a hardened kernel): each pair of ranks tries at start, and
-pairs that can't read both ways use sockets.
+The system may forbid either (another container, a hardened kernel): each pair of ranks tries both at start,
+and pairs that can't read both ways use sockets.
 """
 
 import ctypes
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zero_core.errors import PeerGone, PeerSilent
 from zero_core.shared_words import WORD, SharedWords
 
 _PIECE = 1 << 18
@@ -51,7 +53,7 @@ class _Range(ctypes.Structure):
 
 
 class PeerMemory:
-    """Which ranks can be read from here, and the reading."""
+    """Which ranks can be read from here, the reading, and the waiting for what they show."""
 
     def __init__(
         self, rank: int, world_size: int, group: dist.ProcessGroup | None, words: int, timeout: timedelta
@@ -59,16 +61,21 @@ class PeerMemory:
         """``words`` is how many 64-bit integers each rank shows its peers. Collective."""
         self.rank = rank
         self._timeout = timeout.total_seconds()
+        self._process_id = os.getpid()
         self._process_ids: list[int] = []
         self._words_at: list[int] = []
+        self._first_words: list[int] = []
         self._connected: set[tuple[int, int]] = set()
         """Pairs of ranks that read each other, in both orders."""
         self._read = _find_process_vm_readv()
         self._words = SharedWords(1 + words)
         # The first is a number at random, which tells that it is really this rank that is read.
         self._words.mine[0] = 1 + secrets.randbits(62)
-        if world_size > 1:
-            self._probe(world_size, group)
+        try:
+            if world_size > 1:
+                self._probe(world_size, group)
+        finally:
+            self._words.close_file()
 
     def __contains__(self, rank: int) -> bool:
         return (self.rank, rank) in self._connected
@@ -94,29 +101,29 @@ class PeerMemory:
     def wait(self, rank: int, true: Callable[[], bool]) -> None:
         """Return when something is true of what ``rank`` shares.
 
-        Raises OSError if that rank gives up or dies before, RuntimeError after the time-out.
+        Raises PeerGone if that rank gives up or dies before, PeerSilent after the time-out.
         """
-        if true():
-            return
         deadline, pause = time.monotonic() + self._timeout, _SHORTEST_PAUSE
         while not true():
             try:
                 self._check(rank)
-            except OSError:
+            except PeerGone:
                 # It may have said it and left since.
                 if true():
                     return
                 raise
             if time.monotonic() > deadline:
-                raise RuntimeError(f"timed out after {self._timeout:g} s: rank {rank} does not go on")
+                raise PeerSilent(f"timed out after {self._timeout:g} s: rank {rank} does not go on")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _check(self, rank: int) -> None:
-        """Raise ConnectionError if ``rank`` has closed, OSError if it is gone."""
+        """Raise PeerGone if ``rank`` has closed or ended."""
         if self._words.of(rank)[0] == _CLOSED:
-            raise ConnectionError(f"rank {rank} has given up")
-        self._first_word(rank)
+            raise PeerGone(f"rank {rank} has given up")
+        # Another process may have its number by now.
+        if self._first_word(rank) != self._first_words[rank]:
+            raise PeerGone(f"rank {rank} has ended")
 
     def _first_word(self, rank: int) -> int:
         """Read from the process itself."""
@@ -126,7 +133,9 @@ class PeerMemory:
 
     def close(self) -> None:
         """Let the peers know that nothing more comes."""
-        self._words.mine[0] = _CLOSED
+        # A forked child maps the same words.
+        if os.getpid() == self._process_id:
+            self._words.mine[0] = _CLOSED
 
     # Tensors.
 
@@ -159,7 +168,7 @@ class PeerMemory:
             yield target
 
     def pull(self, rank: int, address: int, target: Tensor) -> None:
-        """Fill ``target`` from ``address`` of another rank. Raises OSError if that rank is gone."""
+        """Fill ``target`` from ``address`` of another rank. Raises PeerGone if that rank has ended."""
         self._copy(rank, address, target.data_ptr(), target.nbytes)
 
     def _copy(self, rank: int, there: int, here: int, length: int) -> None:
@@ -170,29 +179,30 @@ class PeerMemory:
             count = self._read(self._process_ids[rank], ctypes.byref(target), 1, ctypes.byref(source), 1, 0)
             if count <= 0:
                 error = ctypes.get_errno()
-                raise OSError(error, f"memory of rank {rank} can't be read: {os.strerror(error)}")
+                raise PeerGone(f"memory of rank {rank} can't be read: {os.strerror(error)}")
             done += count
 
     def _probe(self, world_size: int, group: dist.ProcessGroup | None) -> None:
         """Every rank tries to read every other; both ways must succeed."""
-        mine = [os.getpid(), self._words.address, self._words.file, self._words.mine[0]]
+        mine = [self._process_id, self._words.address, self._words.file, self._words.mine[0]]
         told = _everyones(mine, world_size, group)
         self._process_ids = [other[0] for other in told]
         self._words_at = [other[1] for other in told]
-        reached = [self._reach(peer, *told[peer][2:]) for peer in range(world_size)]
+        self._first_words = [other[3] for other in told]
+        reached = [self._reach(peer, file=told[peer][2]) for peer in range(world_size)]
         table = _everyones(reached, world_size, group)
-        self._words.close_file()
         pairs = permutations(range(world_size), 2)
         self._connected = {(a, b) for a, b in pairs if table[a][b] and table[b][a]}
 
-    def _reach(self, peer: int, file: int, first_word: int) -> bool:
+    def _reach(self, peer: int, file: int) -> bool:
         """Can its memory be read, and its words be mapped?"""
         if peer == self.rank or self._read is None:
             return False
-        with suppress(OSError, ValueError):
+        first_word = self._first_words[peer]
+        with suppress(OSError, PeerGone, ValueError):
             if self._first_word(peer) == first_word:
                 self._words.map(peer, self._process_ids[peer], file)
-                return True
+                return self._words.of(peer)[0] == first_word
         return False
 
 

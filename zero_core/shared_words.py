@@ -1,12 +1,12 @@
 """Words that the ranks of one host show each other, in memory that all of them map.
 
-They outlive their rank: what it said last can still be read when it is gone.
+They outlive their rank: what it said last can still be read when it is gone. Each map holds a file
+descriptor until its engine is collected: one for each rank of the host.
 """
 
 import ctypes
 import mmap
 import os
-from contextlib import suppress
 
 WORD = 8
 """Bytes: an int64 each."""
@@ -24,7 +24,7 @@ class SharedWords:
 
     @property
     def file(self) -> int:
-        """The descriptor by which peers find this rank's words; -1 if they can't or needn't any more."""
+        """The descriptor by which peers find this rank's words; -1 if they can't, or have done so."""
         return self._file
 
     @property
@@ -37,8 +37,11 @@ class SharedWords:
         return self._theirs[rank]
 
     def map(self, rank: int, process_id: int, file: int) -> None:
-        """Look at the words of ``rank`` from now on. Raises OSError or ValueError where it can't."""
-        descriptor = os.open(f"/proc/{process_id}/fd/{file}", os.O_RDONLY)
+        """Look at the words of ``rank`` from now on. Raises OSError or ValueError where it can't.
+
+        Whether the process that has this number here is that rank is for the caller to see.
+        """
+        descriptor = os.open(f"/proc/{process_id}/fd/{file}", os.O_RDONLY | os.O_NONBLOCK)
         try:
             mapped = mmap.mmap(descriptor, self._size, prot=mmap.PROT_READ)
         finally:
@@ -54,8 +57,9 @@ class SharedWords:
 
 def _make_file(size: int) -> int:
     """A file in memory, or -1 where there is none."""
-    with suppress(AttributeError, OSError):
+    try:
         file = os.memfd_create("zero_core")
-        os.ftruncate(file, size)
-        return file
-    return -1
+    except (AttributeError, OSError):
+        return -1
+    os.ftruncate(file, size)
+    return file

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from transformers.utils import logging
 
 from zero_core.data.formats import InvalidFile
-from zero_core.errors import PeerFailed
+from zero_core.errors import PeerFailed, PeerGone, PeerSilent
 from zero_core.journal import Journal
 from zero_core.loop import NonFiniteLoss, TrainingLoop
 from zero_core.model_files import InvalidModel
@@ -67,7 +67,7 @@ def first_cause(error: Exception) -> Outcome | None:
     """What this rank blames, or None where another rank's end is the cause."""
     message = f"{type(error).__name__}: {error}"
     text = str(error)
-    if isinstance(error, PeerFailed) or any(sign in text for sign in PEER_GONE):
+    if isinstance(error, PeerFailed | PeerGone) or any(sign in text for sign in PEER_GONE):
         return None
     if isinstance(error, InvalidFile):
         return Outcome("failed", error.code, text, error.param)
@@ -79,7 +79,7 @@ def first_cause(error: Exception) -> Outcome | None:
         return Outcome("failed", "oom", message)
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
         return Outcome("failed", "disk_full", message)
-    if "Timed out waiting" in text:
+    if isinstance(error, PeerSilent) or "Timed out waiting" in text:
         return Outcome("failed", "hung", message)
     return Outcome("failed", "crashed", message)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.zero_core.ranks import RankPool
 from zero_core.board import Board, words
+from zero_core.errors import EngineError
 from zero_core.peer_memory import PeerMemory, Source
 
 ROUNDS = 40
@@ -103,7 +104,7 @@ def wait_for_rank_1(what_it_does: str) -> str:
     if exchanges.rank == 0:
         try:
             exchanges.offer(1.0)()
-        except (ConnectionError, RuntimeError) as error:
+        except EngineError as error:
             told = str(error)
     elif what_it_does == "closes":
         exchanges.memory.close()

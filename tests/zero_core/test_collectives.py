@@ -16,19 +16,28 @@ from zero_core import ZeroConfig, ZeroEngine
 from zero_core.config import Precision
 from zero_core.peer_memory import PeerMemory
 
-Way = Literal["memory", "sockets", "mixed"]
+Way = Literal["memory", "sockets", "mixed", "two hosts"]
+HOSTS: dict[Way, list[set[int]]] = {
+    "memory": [{0, 1, 2, 3}],
+    "sockets": [],
+    "mixed": [{0, 1}],
+    "two hosts": [{0, 1}, {2, 3}],
+}
+"""Who reads whom."""
+
 STEPS = 3
 
 
 @contextmanager
 def only(way: Way) -> Iterator[None]:
-    """Engines made inside find that they can read all peers, none, or in a group of three one pair."""
+    """Engines made inside find that they can read these peers and no others."""
     probe = PeerMemory._probe
 
     def restricted(self: PeerMemory, world_size: int, group: dist.ProcessGroup | None) -> None:
         probe(self, world_size, group)
-        allowed = {"memory": {0, 1, 2, 3}, "sockets": set(), "mixed": {0, 1}}[way]
-        self._connected = {pair for pair in self._connected if allowed.issuperset(pair)}
+        self._connected = {
+            pair for pair in self._connected if any(host.issuperset(pair) for host in HOSTS[way])
+        }
 
     PeerMemory._probe = restricted  # type: ignore[method-assign]
     try:
@@ -59,6 +68,15 @@ def test_the_way_that_bytes_take_does_not_show(
     if precision == "fp32":
         expected = trajectory(False, None, STEPS)
         assert relative_difference(results[0][0].weights, expected.weights) < 1e-5
+
+
+@pytest.mark.parametrize("way", ["two hosts", "sockets"])
+def test_a_mesh_over_hosts_is_no_different(pools: dict[int, RankPool], way: Way) -> None:
+    """Rows that tell each other by shared words, in a world that can't."""
+    config = ZeroConfig(stage=3, shard_size=2)
+    here, there = (pools[4].run(train_by, it, config) for it in ("memory", way))
+    assert relative_difference(there[0].weights, here[0].weights) == 0
+    assert [result.losses for result in there] == [result.losses for result in here]
 
 
 def readable() -> list[int]:
