@@ -148,15 +148,18 @@ class PeerMemory:
         exact = torch.empty(_PIECE, dtype=torch.float32)
         offset = 0
         for ours, target in zip(own.split(_PIECE), total.split(_PIECE), strict=True):
-            pieces = self._pull_each(sources, offset, incoming[: ours.numel()])
+            piece = incoming[: ours.numel()]
             if len(sources) == 1 and target.dtype == ours.dtype:
+                if target.data_ptr() != ours.data_ptr():
+                    # The kernel fills memory without fetching it first, which torch's sum would do.
+                    piece = target
                 # Of two, torch's own sum is one in fp32, rounded once.
-                torch.add(ours, next(pieces), out=target)
+                torch.add(ours, next(self._pull_each(sources, offset, piece)), out=target)
             else:
                 so_far = target if target.dtype == torch.float32 else exact[: ours.numel()]
                 so_far.copy_(ours)
-                for piece in pieces:
-                    so_far.add_(piece)
+                for theirs in self._pull_each(sources, offset, piece):
+                    so_far.add_(theirs)
                 if so_far is not target:
                     target.copy_(so_far)
             offset += ours.nbytes

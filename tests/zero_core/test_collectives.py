@@ -38,6 +38,9 @@ def only(way: Way) -> Iterator[None]:
         self._connected = {
             pair for pair in self._connected if any(host.issuperset(pair) for host in HOSTS[way])
         }
+        # Here they could still look at each other.
+        theirs = self._words._theirs
+        self._words._theirs = {peer: words for peer, words in theirs.items() if peer in self}
 
     PeerMemory._probe = restricted  # type: ignore[method-assign]
     try:
