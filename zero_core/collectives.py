@@ -260,17 +260,17 @@ class Communicator:
         if self.reducing.inside.board is not None:
             self.reducing.inside.board.release_all()
 
-    def settle_places(self, groups: Hierarchy, shard: Tensor) -> list[int] | None:
+    def settle_places(self, shard: Tensor) -> list[int] | None:
         """Tell the shard group where ``shard`` is for good, so that gathers need no message. Collective.
 
         It may change only where all ranks have agreed on something since the last gather of it, and must
         not be gathered again before they have met in a barrier.
         """
+        groups = self.gathering
         if self._native or groups.inside.size == 1 or groups.across.size > 1:
             return None
-        places = [torch.empty(1, dtype=torch.int64) for _ in range(groups.inside.size)]
-        dist.all_gather(places, torch.tensor([shard.data_ptr()]), group=groups.inside.handle)
-        return [int(place) for place in places]
+        # Without nodes to cross, ``inside`` is the whole row.
+        return [int(place) for place in self.tell_row(torch.tensor([shard.data_ptr()]))]
 
     def gather_shards(
         self,

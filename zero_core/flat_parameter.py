@@ -76,7 +76,7 @@ class FlatParameter:
         self._adopt()
         self._places: list[int] | None = None
         if policy.placement.optimizer:
-            self._places = communicator.settle_places(communicator.gathering, self.shard)
+            self._places = communicator.settle_places(self.shard)
         poison = torch.full((), math.nan, dtype=policy.dtype, device=self.full.device)
         self._poison = [poison.expand(slot.shape) for slot in self.layout.slots]
         self._views = [self.full[slot.offset : slot.end].view(slot.shape) for slot in self.layout.slots]

@@ -15,7 +15,7 @@ import secrets
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import permutations
@@ -46,6 +46,17 @@ class Source(NamedTuple):
     address: int
 
 
+class _Peer(NamedTuple):
+    """What a rank tells the others of itself at start."""
+
+    process_id: int
+    words_at: int
+    """Address of its words, in its own process."""
+    file: int
+    """Descriptor of theirs, in its own process."""
+    first_word: int
+
+
 class _Range(ctypes.Structure):
     """struct iovec."""
 
@@ -62,9 +73,7 @@ class PeerMemory:
         self.rank = rank
         self._timeout = timeout.total_seconds()
         self._process_id = os.getpid()
-        self._process_ids: list[int] = []
-        self._words_at: list[int] = []
-        self._first_words: list[int] = []
+        self._ranks: list[_Peer] = []
         self._connected: set[tuple[int, int]] = set()
         """Pairs of ranks that read each other, in both orders."""
         self._read = _find_process_vm_readv()
@@ -122,13 +131,13 @@ class PeerMemory:
         if self._words.of(rank)[0] == _CLOSED:
             raise PeerGone(f"rank {rank} has given up")
         # Another process may have its number by now.
-        if self._first_word(rank) != self._first_words[rank]:
+        if self._first_word(rank) != self._ranks[rank].first_word:
             raise PeerGone(f"rank {rank} has ended")
 
     def _first_word(self, rank: int) -> int:
         """Read from the process itself."""
         seen = ctypes.c_int64()
-        self._copy(rank, self._words_at[rank], ctypes.addressof(seen), WORD)
+        self._copy(rank, self._ranks[rank].words_at, ctypes.addressof(seen), WORD)
         return seen.value
 
     def close(self) -> None:
@@ -148,27 +157,23 @@ class PeerMemory:
         exact = torch.empty(_PIECE, dtype=torch.float32)
         offset = 0
         for ours, target in zip(own.split(_PIECE), total.split(_PIECE), strict=True):
-            piece = incoming[: ours.numel()]
+            theirs = incoming[: ours.numel()]
             if len(sources) == 1 and target.dtype == ours.dtype:
                 if target.data_ptr() != ours.data_ptr():
                     # The kernel fills memory without fetching it first, which torch's sum would do.
-                    piece = target
+                    theirs = target
+                self.pull(sources[0].rank, sources[0].address + offset, theirs)
                 # Of two, torch's own sum is one in fp32, rounded once.
-                torch.add(ours, next(self._pull_each(sources, offset, piece)), out=target)
+                torch.add(ours, theirs, out=target)
             else:
                 so_far = target if target.dtype == torch.float32 else exact[: ours.numel()]
                 so_far.copy_(ours)
-                for theirs in self._pull_each(sources, offset, piece):
+                for rank, address in sources:
+                    self.pull(rank, address + offset, theirs)
                     so_far.add_(theirs)
                 if so_far is not target:
                     target.copy_(so_far)
             offset += ours.nbytes
-
-    def _pull_each(self, sources: list[Source], offset: int, target: Tensor) -> Iterator[Tensor]:
-        """What lies ``offset`` bytes behind each of the sources, one after the other in ``target``."""
-        for rank, address in sources:
-            self.pull(rank, address + offset, target)
-            yield target
 
     def pull(self, rank: int, address: int, target: Tensor) -> None:
         """Fill ``target`` from ``address`` of another rank. Raises PeerGone if that rank has ended."""
@@ -176,10 +181,10 @@ class PeerMemory:
 
     def _copy(self, rank: int, there: int, here: int, length: int) -> None:
         assert self._read is not None
-        done = 0
+        process_id, done = self._ranks[rank].process_id, 0
         while done < length:
             target, source = _Range(here + done, length - done), _Range(there + done, length - done)
-            count = self._read(self._process_ids[rank], ctypes.byref(target), 1, ctypes.byref(source), 1, 0)
+            count = self._read(process_id, ctypes.byref(target), 1, ctypes.byref(source), 1, 0)
             if count <= 0:
                 error = ctypes.get_errno()
                 raise PeerGone(f"memory of rank {rank} can't be read: {os.strerror(error)}")
@@ -187,25 +192,21 @@ class PeerMemory:
 
     def _probe(self, world_size: int, group: dist.ProcessGroup | None) -> None:
         """Every rank tries to read every other; both ways must succeed."""
-        mine = [self._process_id, self._words.address, self._words.file, self._words.mine[0]]
-        told = _everyones(mine, world_size, group)
-        self._process_ids = [other[0] for other in told]
-        self._words_at = [other[1] for other in told]
-        self._first_words = [other[3] for other in told]
-        reached = [self._reach(peer, file=told[peer][2]) for peer in range(world_size)]
+        mine = _Peer(self._process_id, self._words.address, self._words.file, self._words.mine[0])
+        self._ranks = [_Peer(*told) for told in _everyones(mine, world_size, group)]
+        reached = [self._reach(rank, peer) for rank, peer in enumerate(self._ranks)]
         table = _everyones(reached, world_size, group)
         pairs = permutations(range(world_size), 2)
         self._connected = {(a, b) for a, b in pairs if table[a][b] and table[b][a]}
 
-    def _reach(self, peer: int, file: int) -> bool:
+    def _reach(self, rank: int, peer: _Peer) -> bool:
         """Can its memory be read, and its words be mapped?"""
-        if peer == self.rank or self._read is None:
+        if rank == self.rank or self._read is None:
             return False
-        first_word = self._first_words[peer]
         with suppress(OSError, PeerGone, ValueError):
-            if self._first_word(peer) == first_word:
-                self._words.map(peer, self._process_ids[peer], file)
-                return self._words.of(peer)[0] == first_word
+            if self._first_word(rank) == peer.first_word:
+                self._words.map(rank, peer.process_id, peer.file)
+                return self._words.of(rank)[0] == peer.first_word
         return False
 
 

@@ -43,7 +43,7 @@ def fail(stage: int, where: str) -> tuple[str, float]:
     try:
         for step in range(2):
             batch = global_batch(step).part(0, 1, dist.get_rank(), dist.get_world_size())
-            engine.backward(summed_loss(engine, batch, step), 1)  # type: ignore[arg-type]
+            engine.backward(summed_loss(engine, batch, step), 1)
             engine.step()
     except (PeerFailed, ValueError) as error:
         return f"{type(error).__name__}: {error}", time.monotonic() - started
@@ -75,7 +75,7 @@ def die(stage: int) -> None:
         loss = summed_loss(engine, batch, step)
         if (dist.get_rank(), step) == (1, 1):
             os.kill(os.getpid(), signal.SIGKILL)
-        engine.backward(loss, 1)  # type: ignore[arg-type]
+        engine.backward(loss, 1)
         engine.step()
 
 

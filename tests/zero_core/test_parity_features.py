@@ -59,7 +59,7 @@ def train_one(feature: Feature, stage: int, precision: Precision, accumulation: 
         report = None
         for micro_batch in range(accumulation):
             part = global_batch(step).part(micro_batch, accumulation, rank, world_size)
-            loss = summed_loss(engine, part, step) / max(part.tokens, 1)  # type: ignore[arg-type]
+            loss = summed_loss(engine, part, step) / max(part.tokens, 1)
             engine.backward(loss, part.tokens)
             report = engine.step()
         assert report is not None
