@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from bench.task import Measurement, Task
-from zero_core.parent_death import PARENT_VARIABLE
+from zero_core.training.parent_death import PARENT_VARIABLE
 
 ROOT = Path(__file__).parents[1]
 

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter
 
 from bench.models import Shape
-from zero_core.config import STAGES
+from zero_core.config.zero import STAGES
 from zero_core.planner import model_state_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from zero_core import ZeroConfig, ZeroEngine
-    from zero_core.flat_gradient import FlatGradient
-    from zero_core.unit import Unit
+    from zero_core.sharding.flat_gradient import FlatGradient
+    from zero_core.sharding.unit import Unit
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "images"
 MEASURED = "zero-measured.json"
@@ -223,10 +223,10 @@ class Recorder:
 
     def watch_engine(self, engine: "ZeroEngine") -> None:
         from zero_core import ZeroEngine
-        from zero_core.flat_gradient import FlatGradient
-        from zero_core.schedule import Reductions
-        from zero_core.sharded_schedule import ShardedSchedule
-        from zero_core.unit import Unit
+        from zero_core.sharding.flat_gradient import FlatGradient
+        from zero_core.sharding.schedule import Reductions
+        from zero_core.sharding.sharded_schedule import ShardedSchedule
+        from zero_core.sharding.unit import Unit
 
         self._unit_of = {flat.gradient: unit.name for unit in engine.units for flat in unit.flats}
         for name, words in (("__call__", "forward"), ("backward", "backward"), ("step", "step")):
@@ -284,7 +284,7 @@ class Recorder:
 
     @contextmanager
     def _need(self, schedule: Any, unit: "Unit") -> Iterator[None]:
-        from zero_core.unit import Pass
+        from zero_core.sharding.unit import Pass
 
         yield
         self.begin("forward" if schedule.current is Pass.FORWARD else "backward", unit.name)

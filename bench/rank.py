@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from bench.measure import measure
 from bench.task import Measurement, Task
-from zero_core.parent_death import PARENT_VARIABLE, die_with_parent
+from zero_core.training.parent_death import PARENT_VARIABLE, die_with_parent
 
 
 def main(task: Path, answer: Path) -> None:

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from jobs.errors import Conflict, InvalidRequest, NotFound
 from jobs.tables import Job, Model, Team
-from zero_core.model_files import InvalidModel, check_model_dir
+from zero_core.models.model_files import InvalidModel, check_model_dir
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 """Of a base model: what Hugging Face names look like, without the colons of fine-tuned ones."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from jobs.errors import InvalidRequest, ShardyardError, Unprocessable
-from zero_core.config import TrainConfig
+from zero_core.config.train import TrainConfig
 
 BRANCHES = ("constrained-", "function-", "int", "float")
 """How pydantic names the branches of a union inside an error's location."""

@@ -7,7 +7,9 @@ first use.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from zero_core.config import AdamWConfig, LossScaleConfig, OptimizerConfig, TrainConfig, ZeroConfig
+from zero_core.config.optimizer import AdamWConfig, OptimizerConfig
+from zero_core.config.train import TrainConfig
+from zero_core.config.zero import LossScaleConfig, ZeroConfig
 
 if TYPE_CHECKING:
     from zero_core.engine import StepReport, ZeroEngine

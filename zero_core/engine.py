@@ -18,17 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zero_core.assembly import Assembly, assemble
-from zero_core.buffers import average_statistics, normalizations
-from zero_core.collectives import Communicator
-from zero_core.config import AdamWConfig, OptimizerConfig, ZeroConfig
-from zero_core.failure import FailureBoard
-from zero_core.flat_parameter import FlatParameter, Weights
-from zero_core.loss_scaler import LossScaler
-from zero_core.memory import Footprint, Usage, footprint, reset_peak, resident
-from zero_core.norm import square_sum
-from zero_core.optimizer import ShardedOptimizer
-from zero_core.unit import Pass, Unit
+from zero_core.comm.collectives import Communicator
+from zero_core.comm.failure import FailureBoard
+from zero_core.config.optimizer import AdamWConfig, OptimizerConfig
+from zero_core.config.zero import ZeroConfig
+from zero_core.memory.ledger import Footprint, Usage, footprint, reset_peak, resident
+from zero_core.sharding.assembly import Assembly, assemble
+from zero_core.sharding.buffers import average_statistics, normalizations
+from zero_core.sharding.flat_parameter import FlatParameter, Weights
+from zero_core.sharding.loss_scaler import LossScaler
+from zero_core.sharding.norm import square_sum
+from zero_core.sharding.optimizer import ShardedOptimizer
+from zero_core.sharding.unit import Pass, Unit
 
 
 @dataclass(frozen=True)

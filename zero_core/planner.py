@@ -1,6 +1,6 @@
 """Bytes that a plan needs, from closed formulas: no torch, so the service can ask before anything runs."""
 
-from zero_core.config import Precision
+from zero_core.config.zero import Precision
 
 
 def model_state_bytes(parameters: int, world_size: int, stage: int, precision: Precision) -> dict[str, int]:

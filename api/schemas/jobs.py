@@ -6,7 +6,7 @@ from typing import Any, Literal
 from api.schemas.lists import JsonObject, Seconds, Shape
 from jobs.state import PUBLIC, State
 from jobs.tables import Job
-from zero_core.config import TrainConfig
+from zero_core.config.train import TrainConfig
 
 Status = Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
 

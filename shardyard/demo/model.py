@@ -19,14 +19,14 @@ LONGEST_ANSWER = 64
 def convert(models_dir: Path) -> Path:
     """The Hugging Face directory of the model; nothing is done where it is there already."""
     target = models_dir / NAME
-    _run("zero_core.gguf", str(_gguf_file()), str(target))
+    _run("zero_core.models.gguf", str(_gguf_file()), str(target))
     return target
 
 
 def ask(model: Path, prompt: str) -> str:
     """The model's own answer, always the same; shows as well that transformers loads the directory."""
     printed = _run(
-        "zero_core.generate", str(model), "--prompt", prompt, "--max-new-tokens", str(LONGEST_ANSWER)
+        "zero_core.models.generate", str(model), "--prompt", prompt, "--max-new-tokens", str(LONGEST_ANSWER)
     )
     return str(json.loads(printed)[0]["answer"])
 

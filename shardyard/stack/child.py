@@ -19,7 +19,7 @@ TAIL_BYTES = 4000
 
 def bound(command: list[str]) -> list[str]:
     """The same command, which the kernel ends when this process ends, however that happens."""
-    return [sys.executable, "-m", "zero_core.parent_death", str(os.getpid()), *command]
+    return [sys.executable, "-m", "zero_core.training.parent_death", str(os.getpid()), *command]
 
 
 class Backoff:

@@ -6,7 +6,7 @@ import pytest
 
 from jobs.errors import InvalidRequest, ShardyardError, Unprocessable
 from jobs.spec import parse_request, train_config
-from zero_core.config import TrainConfig
+from zero_core.config.train import TrainConfig
 
 LEAST: dict[str, Any] = {"model": "tiny", "training_file": "file-1"}
 

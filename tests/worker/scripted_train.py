@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from zero_core.parent_death import PARENT_VARIABLE, die_with_parent
+from zero_core.training.parent_death import PARENT_VARIABLE, die_with_parent
 
 
 class ScriptedRank:

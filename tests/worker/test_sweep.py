@@ -9,7 +9,7 @@ import pytest
 
 from tests.worker.waiting import wait_until
 from worker import sweep
-from zero_core.parent_death import PARENT_VARIABLE
+from zero_core.training.parent_death import PARENT_VARIABLE
 
 TAG = "ftjob-sweep-7"
 
@@ -83,8 +83,8 @@ def test_a_command_dies_with_its_parent(tmp_path: Path) -> None:
     told = f"import os, signal; print(os.getpid(), os.environ['{PARENT_VARIABLE}']); signal.pause()"
     start = (
         "import os, subprocess, sys\n"
-        "command = [sys.executable, '-m', 'zero_core.parent_death', str(os.getpid()), *sys.argv[2:]]\n"
-        "subprocess.run(command, stdout=open(sys.argv[1], 'w'))\n"
+        "command = [sys.executable, '-m', 'zero_core.training.parent_death', str(os.getpid())]\n"
+        "subprocess.run([*command, *sys.argv[2:]], stdout=open(sys.argv[1], 'w'))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", start, str(said), sys.executable, "-u", "-c", told])
     pid, known_as = wait_until(lambda: said.exists() and said.read_text().split(), "the child is up", 20)
@@ -97,7 +97,15 @@ def test_a_command_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_a_command_whose_parent_is_gone_already_never_starts() -> None:
-    command = [sys.executable, "-m", "zero_core.parent_death", "1", sys.executable, "-c", "print('started')"]
+    command = [
+        sys.executable,
+        "-m",
+        "zero_core.training.parent_death",
+        "1",
+        sys.executable,
+        "-c",
+        "print('started')",
+    ]
     done = subprocess.run(command, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL
     assert done.stdout == b""

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.zero_core.ranks import RankPool
-from zero_core.arena import Arena
-from zero_core.memory import Ledger
+from zero_core.memory.arena import Arena
+from zero_core.memory.ledger import Ledger
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from zero_core import AdamWConfig
-from zero_core.loss import IGNORED
+from zero_core.data.batches import IGNORED
 
 VOCABULARY = 64
 EXAMPLES = 12

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from tests.zero_core.engine_runs import micro_batches, train, whole_weights
 from tests.zero_core.ranks import RankError, RankPool
 from tests.zero_core.reference import OPTIMIZER, build_model, global_batch, relative_difference
-from tests.zero_core.training import micro_batches, train, whole_weights
 from zero_core import AdamWConfig, StepReport, ZeroConfig, ZeroEngine
-from zero_core.loss import token_loss
+from zero_core.training.loss import token_loss
 
 STAGES = [0, 1, 2, 3]
 

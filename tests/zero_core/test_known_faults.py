@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.zero_core.models import (
+from tests.zero_core.hard_models import (
     OPTIMIZER,
     Case,
     Chunked,

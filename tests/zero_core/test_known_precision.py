@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.zero_core.models import WIDTH, Dots
+from tests.zero_core.hard_models import WIDTH, Dots
 from tests.zero_core.ranks import RankPool
 from zero_core import LossScaleConfig, OptimizerConfig, StepReport, ZeroConfig, ZeroEngine
-from zero_core.config import Precision
+from zero_core.config.zero import Precision
 
 STAGES = [0, 1, 2, 3]
 PATTERN = torch.tensor([1.0, -2.0, 4.0, 1.0, -1.0, 2.0])

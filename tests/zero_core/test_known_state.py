@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.zero_core.models import (
+from tests.zero_core.hard_models import (
     OPTIMIZER,
     Case,
     Normed,
@@ -24,7 +24,8 @@ from tests.zero_core.models import (
 )
 from tests.zero_core.ranks import RankError, RankPool
 from tests.zero_core.test_known_faults import straight
-from zero_core import OptimizerConfig, ZeroConfig, ZeroEngine, checkpoint
+from zero_core import OptimizerConfig, ZeroConfig, ZeroEngine
+from zero_core.checkpoints import checkpoint
 
 STAGES = [0, 1, 2, 3]
 

@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.zero_core.engine_runs import Result, train
 from tests.zero_core.ranks import RankPool
 from tests.zero_core.reference import relative_difference, trajectory
-from tests.zero_core.training import Result, train
 from zero_core import OptimizerConfig, ZeroConfig, ZeroEngine
-from zero_core.config import Precision
-from zero_core.quantization import BlockQuantizer
+from zero_core.comm.quantization import BlockQuantizer
+from zero_core.config.zero import Precision
 
 STEPS = 6
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.zero_core.engine_runs import train
 from tests.zero_core.ranks import RankPool
 from tests.zero_core.reference import build_model, relative_difference, trajectory
-from tests.zero_core.training import train
 from zero_core import ZeroConfig
 
 STEPS = 20

@@ -20,7 +20,7 @@ from tests.zero_core.features import (
 )
 from tests.zero_core.ranks import RankPool
 from zero_core import LossScaleConfig, ZeroConfig, ZeroEngine
-from zero_core.config import Precision
+from zero_core.config.zero import Precision
 
 Case = tuple[int, Precision, int]
 CASES: list[Case] = list(product((0, 1, 2, 3), ("fp32", "bf16", "fp16"), (1, 2)))  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ class Torchrun:
         return nothing_left
 
     def _command(self, launch: Launch) -> list[str]:
-        bound_to_this_process = [sys.executable, "-m", "zero_core.parent_death", str(os.getpid())]
+        bound_to_this_process = [sys.executable, "-m", "zero_core.training.parent_death", str(os.getpid())]
         torchrun = [sys.executable, "-m", "torch.distributed.run"]
         options = [
             "--standalone",

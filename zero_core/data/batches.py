@@ -13,10 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from zero_core.config import TrainConfig
+from zero_core.config.train import TrainConfig
 from zero_core.data.dataset import Dataset
 from zero_core.data.tokenize import TokenizedExample
-from zero_core.loss import IGNORED
+
+IGNORED = -100
+"""Label of a position that is no target."""
 
 
 def epoch_of(sample: int, examples: int) -> int:

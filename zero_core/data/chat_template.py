@@ -17,14 +17,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from zero_core.data.examples import ChatExample, Message
 from zero_core.data.lines import LineProblem, parse_json
-
-DEFAULT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + eos_token + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-"""For a model without a template: ChatML, with the model's own end-of-sequence token after each turn."""
+from zero_core.models.loading import DEFAULT_TEMPLATE
 
 # A template may print today's date. A run that is resumed tomorrow must see the same tokens, so the date
 # stands still: at the one that Llama's templates fall back to.

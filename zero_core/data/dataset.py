@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from zero_core.data.chat_template import AmbiguousTemplate, TemplateRefusal
 from zero_core.data.formats import FileReport, InvalidFile, LineError, Param, read_examples
 from zero_core.data.tokenize import ExampleTokenizer, TokenizedExample
-from zero_core.model_files import InvalidModel
+from zero_core.models.model_files import InvalidModel
 
 _KEPT = 20
 

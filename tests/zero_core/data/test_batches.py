@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from zero_core.config import TrainConfig
+from zero_core.config.train import TrainConfig
 from zero_core.data.batches import collate, epoch_of, example_of, global_batch, split
 from zero_core.data.dataset import Dataset
 from zero_core.data.tokenize import TokenizedExample

@@ -8,7 +8,7 @@ import pytest
 from tests.tiny_model import byte_tokenizer, write_chat_file
 from zero_core.data.dataset import Dataset
 from zero_core.data.formats import InvalidFile
-from zero_core.model_files import InvalidModel
+from zero_core.models.model_files import InvalidModel
 
 
 def write(path: Path, *values: Any) -> Path:

@@ -1,0 +1,88 @@
+"""A model built on the meta device: each rank reads its own slices, and trains as if it had loaded it all."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tiny_model import write_tiny_model
+from tests.zero_core.engine_runs import micro_batches, whole_weights
+from tests.zero_core.ranks import RankError, RankPool
+from tests.zero_core.reference import OPTIMIZER, relative_difference
+from zero_core import ZeroConfig, ZeroEngine
+from zero_core.config.zero import Precision
+from zero_core.models.weights import empty_model, open_weights
+from zero_core.training.loss import token_loss
+
+STEPS = 3
+
+
+@dataclass
+class Result:
+    losses: list[float]
+    weights: dict[str, Tensor]
+    bytes_read: int
+    elements: int
+
+
+def batch(step: int) -> dict[str, Tensor]:
+    ids = torch.randint(0, 250, (12, 10), generator=torch.Generator().manual_seed(step))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+def train(directory: Path, config: ZeroConfig, on_meta: bool) -> Result:
+    if on_meta:
+        model = empty_model(directory, torch.float32)
+        weights = open_weights(directory, model)
+        identities = [id(parameter) for parameter in model.parameters()]
+        engine = ZeroEngine(model, config, OPTIMIZER, weights=weights)
+        assert identities == [id(parameter) for parameter in model.parameters()]
+        read = weights.bytes_read
+    else:
+        from zero_core.models.loading import load_model
+
+        model, _ = load_model(directory, torch.float32)
+        engine, read = ZeroEngine(model, config, OPTIMIZER), 0
+    losses = []
+    for step in range(STEPS):
+        (micro_batch,) = micro_batches(batch(step), 1)
+        loss = token_loss(engine, micro_batch)
+        engine.backward(loss.mean, loss.tokens)
+        engine.step()
+        losses.append(loss.mean.item())
+    weights_after = whole_weights(engine)
+    elements = sum(flat.layout.size for unit in engine.units for flat in unit.flats)
+    engine.close()
+    return Result(losses, weights_after, read, elements)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "model")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_each_rank_reads_its_slices_and_the_result_is_the_same(
+    pools: dict[int, RankPool], directory: Path, world_size: int, stage: int, precision: Precision
+) -> None:
+    config = ZeroConfig(stage=stage, precision=precision)
+    ours = pools[world_size].run(train, directory, config, True)
+    loaded = pools[world_size].run(train, directory, config, False)
+    for on_meta, whole in zip(ours, loaded, strict=True):
+        assert on_meta.losses == whole.losses
+        share = world_size if stage == 3 else 1
+        assert on_meta.bytes_read == pytest.approx(4 * on_meta.elements / share, rel=0.05)
+    assert relative_difference(ours[0].weights, loaded[0].weights) == 0
+
+
+def without_weights(directory: Path) -> None:
+    ZeroEngine(empty_model(directory, torch.float32), ZeroConfig(stage=3), OPTIMIZER)
+
+
+def test_a_model_without_values_is_refused(pools: dict[int, RankPool], directory: Path) -> None:
+    with pytest.raises(RankError, match="is on the meta device and has no values: pass weights="):
+        pools[1].run(without_weights, directory)

@@ -1,0 +1,18 @@
+"""Checks of one field, which name it."""
+
+import math
+
+
+def require(condition: bool, field: str, message: str) -> None:
+    if not condition:
+        raise ValueError(f"{field}: {message}")
+
+
+def one_of(field: str, value: object, allowed: tuple[object, ...]) -> None:
+    require(value in allowed, field, f"{value!r} is not one of {', '.join(map(repr, allowed))}")
+
+
+def finite(field: str, value: float, *, above: float | None = None, at_least: float | None = None) -> None:
+    require(math.isfinite(value), field, f"{value!r} is not a finite number")
+    require(above is None or value > above, field, f"{value!r} must be greater than {above}")
+    require(at_least is None or value >= at_least, field, f"{value!r} must be at least {at_least}")

@@ -1,0 +1,1 @@
+"""Who holds how many bytes, and the buffers that are used again and again."""

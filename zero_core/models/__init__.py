@@ -1,0 +1,1 @@
+"""Model directories in and out."""

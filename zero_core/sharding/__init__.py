@@ -1,0 +1,1 @@
+"""What a rank keeps, and when which part of it moves."""

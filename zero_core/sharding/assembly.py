@@ -1,0 +1,204 @@
+"""From a model and its configuration to the engine's parts, in the order in which they need each other."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from zero_core.comm.collectives import Communicator
+from zero_core.comm.mesh import Mesh
+from zero_core.comm.quantization import BlockQuantizer
+from zero_core.config.zero import Precision, ZeroConfig
+from zero_core.memory.arena import Arena
+from zero_core.memory.heap import keep_what_is_freed
+from zero_core.memory.ledger import Ledger
+from zero_core.memory.region import Region
+from zero_core.sharding.buffers import adopt_buffers
+from zero_core.sharding.flat_gradient import GradientPolicy
+from zero_core.sharding.flat_parameter import FlatParameter, ParameterPolicy, Weights
+from zero_core.sharding.partition import Part, partition
+from zero_core.sharding.placement import Placement
+from zero_core.sharding.program import buckets
+from zero_core.sharding.schedule import ReplicatedSchedule
+from zero_core.sharding.sharded_schedule import Lookahead, ShardedSchedule
+from zero_core.sharding.unit import Unit
+
+DTYPES: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+BUCKETS_UNDER_WAY = 2
+"""Of reductions: each holds its whole gradients until it is complete."""
+
+BUCKETS_READ_BY_PEERS = 1
+"""The same where peers read them here: until it is known that they have, two buckets of backward pass."""
+
+BUCKETS_KEPT_ANYWAY = 8
+"""The same where whole gradients are kept until the step's end: more in flight costs little."""
+
+COLLECTIVES_UNDER_WAY = 8
+"""Of each flat parameter: between two agreements of all ranks a backward reduces and spreads it, late once
+more, and the update gathers it."""
+
+Named = tuple[str, nn.Parameter]
+
+
+@dataclass(frozen=True)
+class Assembly:
+    device: torch.device
+    arena: Arena
+    ledger: Ledger
+    communicator: Communicator
+    schedule: ReplicatedSchedule | ShardedSchedule
+    units: list[Unit]
+
+
+def assemble(
+    model: nn.Module, config: ZeroConfig, weights: Weights | None, device: torch.device | None
+) -> Assembly:
+    """Collective. Raises PlanMismatch where ranks hold different models, ValueError for what can't be."""
+    parts = partition(model, config.unit_classes)
+    if not any(parameter.requires_grad for part in parts for _, parameter in part.parameters):
+        raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
+    device = device or _device_of(model)
+    ledger = Ledger()
+    arena = Arena(device, ledger)
+    timeout = timedelta(seconds=config.timeout_seconds)
+    packed = [pack(part.parameters, config.reduce_bucket_size) for part in parts]
+    communicator = Communicator(
+        device,
+        mesh_of(config),
+        arena,
+        timeout,
+        under_way=COLLECTIVES_UNDER_WAY * sum(map(len, packed)),
+        longest_message=_longest_message(parts),
+    )
+    communicator.check_same(_digest(parts, config), "names, shapes or order of parameters, or the plan,")
+    placement = Placement.of(config.stage, communicator.mesh.shard_size, config.accumulate_locally)
+    schedule = _schedule(config, placement, communicator)
+    parameters, gradients = _policies(config, placement, communicator, weights, arena, ledger)
+    units = []
+    for index, (part, flat_parameters) in enumerate(zip(parts, packed, strict=True)):
+        flats = [
+            FlatParameter(
+                named,
+                policy=parameters,
+                gradients=gradients,
+                communicator=communicator,
+                arena=arena,
+                ledger=ledger,
+            )
+            for named in flat_parameters
+        ]
+        units.append(Unit(index, part.name, part.modules, flats, schedule, placement.parameters))
+    if device.type == "cpu":
+        keep_what_is_freed()
+    for earlier, unit in pairwise(units):
+        unit.earlier = earlier
+    adopt_buffers(model, parameters.dtype, communicator)
+    schedule.adopt(units)
+    return Assembly(device, arena, ledger, communicator, schedule, units)
+
+
+def _longest_message(parts: list[Part]) -> int:
+    """Elements: a step tells of every parameter, stage 3 twice of every flat one."""
+    return 8 + 2 * sum(len(part.parameters) for part in parts)
+
+
+def pack(named: list[Named], bucket_size: int) -> list[list[Named]]:
+    """A unit's parameters as those of flat ones: trainable and frozen apart, each up to ``bucket_size``.
+
+    What makes a quarter of a bucket is a flat parameter of its own: its gradient then needs no copy. Those
+    come after the small ones, norms above all, which have their last gradient when the unit's end comes.
+    """
+    packed: list[list[Named]] = []
+    for trainable in (True, False):
+        mine = [(name, parameter) for name, parameter in named if parameter.requires_grad is trainable]
+        large = [[item] for item in mine if 4 * item[1].numel() >= max(bucket_size, 4)]
+        small = [item for item in mine if 4 * item[1].numel() < max(bucket_size, 4)]
+        sizes = [parameter.numel() for _, parameter in small]
+        packed += [[small[i] for i in bucket] for bucket in buckets(range(len(small)), sizes, bucket_size)]
+        packed += large
+    return packed
+
+
+def mesh_of(config: ZeroConfig) -> Mesh:
+    """Ranks as the configuration groups them. A hybrid strategy shards inside a node."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    shard_size = config.shard_size
+    if shard_size is None and config.strategy in ("hybrid_shard", "hybrid_shard_zero2"):
+        shard_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    return Mesh(
+        rank, world_size, shard_size or world_size, config.node_size or 1, config.secondary_shard_size or 1
+    )
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    device = next(model.parameters()).device
+    if device.type != "meta":
+        return device
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _schedule(
+    config: ZeroConfig, placement: Placement, communicator: Communicator
+) -> ReplicatedSchedule | ShardedSchedule:
+    depth = BUCKETS_READ_BY_PEERS if communicator.peers_read_gradients else BUCKETS_UNDER_WAY
+    if not placement.gradients:
+        depth = BUCKETS_KEPT_ANYWAY
+    if not placement.parameters:
+        return ReplicatedSchedule(communicator, config.reduce_bucket_size, depth)
+    lookahead = Lookahead(
+        config.allgather_bucket_size, config.prefetch_bucket_size, config.reduce_bucket_size
+    )
+    return ShardedSchedule(communicator, lookahead, depth)
+
+
+def _policies(
+    config: ZeroConfig,
+    placement: Placement,
+    communicator: Communicator,
+    weights: Weights | None,
+    arena: Arena,
+    ledger: Ledger,
+) -> tuple[ParameterPolicy, GradientPolicy]:
+    dtype = DTYPES[config.precision]
+    accumulates = config.gradient_accumulation_steps > 1
+    gradient_dtype = torch.float32 if accumulates else dtype
+    parameters = ParameterPolicy(
+        dtype=dtype,
+        placement=placement,
+        quantizer=BlockQuantizer(bits=8) if config.quantized_weights else None,
+        weights=weights,
+    )
+    bits = {"int8": 8, "int4": 4}
+    gradients = GradientPolicy(
+        placement=placement,
+        dtype=gradient_dtype,
+        communication_dtype=DTYPES[config.communication_dtype or config.precision],
+        quantizer=BlockQuantizer(bits=bits[config.quantized_gradients])
+        if config.quantized_gradients
+        else None,
+        shards=Region(arena, ledger, gradient_dtype, "gradients"),
+        direct=communicator.world_size == 1 and gradient_dtype == dtype,
+    )
+    return parameters, gradients
+
+
+def _digest(parts: list[Part], config: ZeroConfig) -> bytes:
+    text = [
+        (part.name, [(name, tuple(p.shape), p.requires_grad) for name, p in part.parameters])
+        for part in parts
+    ]
+    return hashlib.sha256(repr((text, config)).encode()).digest()

@@ -1,0 +1,1 @@
+"""One attempt at a job, from its directory to its outcome."""
