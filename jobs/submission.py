@@ -161,7 +161,8 @@ def _insert(
                 spec.parameters,
                 request.resources.gpus,
                 spec.training["zero_stage"],
-                spec.training["precision"],
+                # Until a device decides: of both that ``auto`` may come to, the sums are the same.
+                "fp32" if spec.training["precision"] == "auto" else spec.training["precision"],
             ),
             "world_size": request.resources.gpus,
         },

@@ -1,15 +1,26 @@
 """What a run does: the training loop's own settings, which also build the engine's."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 from zero_core.config.checks import finite, one_of, require
-from zero_core.config.optimizer import AdamWConfig
+from zero_core.config.dpo import DpoConfig
+from zero_core.config.lora import LoraConfig
+from zero_core.config.optimizer import ELEMENTWISE_OPTIMIZERS, OptimizerConfig
 from zero_core.config.zero import STAGES, Precision, ZeroConfig
 
 Scheduler = Literal["linear", "cosine", "constant", "constant_with_warmup"]
-Method = Literal["supervised"]
+Method = Literal["supervised", "dpo"]
+Overflow = Literal["truncate", "split", "drop"]
+TrainOn = Literal["all", "last"]
+
+OPTIMIZERS_BY_NAME = {name.lower(): name for name in ELEMENTWISE_OPTIMIZERS} | {
+    "adamw_torch": "AdamW",
+    "adamw_torch_fused": "AdamW",
+}
+"""Also by the names of Hugging Face's ``optim``."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +28,14 @@ class TrainConfig:
     """What a run does and how. Names are those of Hugging Face's ``TrainingArguments`` where it has one."""
 
     method: Method = "supervised"
-    """Supervised fine-tuning: loss on assistant tokens, completions, or raw text."""
+    """``supervised``: loss on assistant tokens, completions, or raw text. ``dpo``: direct preference
+    optimization (Rafailov et al. 2023) on pairs of answers."""
+
+    dpo: DpoConfig = field(default_factory=DpoConfig)
+    """For the method ``dpo`` alone."""
+
+    lora: LoraConfig | None = None
+    """Train low-rank adapters beside the frozen model; ``None`` trains every weight."""
 
     num_train_epochs: float = 3.0
     """Passes over the training file; a fraction ends inside a pass. Ignored when ``max_steps`` is set."""
@@ -31,14 +49,49 @@ class TrainConfig:
     per_device_train_batch_size: int = 1
     """Examples a rank holds at once (the micro-batch): speed and memory only, never the result."""
 
+    per_device_max_tokens: int | None = None
+    """Tokens a rank holds at once: a micro-batch takes as many examples as fit, a longer one alone. When
+    given it replaces ``per_device_train_batch_size`` and ``per_device_eval_batch_size``."""
+
+    packing: bool = True
+    """Lay the examples of a micro-batch end to end, each with positions and attention of its own, instead of
+    padding them to one length: speed and memory only. Models that can't are padded, with a warning."""
+
+    logits_bytes: int = 256 * 2**20
+    """Logits (fp32) computed at once; the loss of more target tokens is computed in pieces, again in
+    backward: speed and memory only."""
+
     per_device_eval_batch_size: int = 1
     """Examples a rank holds at once during evaluation."""
 
     max_length: int = 1024
-    """Tokens kept of one example; a longer one is cut at the end and counted in a warning."""
+    """Most tokens of one example; ``overflow`` says what becomes of a longer one."""
+
+    overflow: Overflow = "truncate"
+    """An example longer than ``max_length`` is cut at the end, split into several, or left out; each is
+    counted in a warning. Conversations can't be split."""
+
+    train_on: TrainOn = "all"
+    """Which assistant turns of a conversation are learnt: each (but those of weight 0), or the last alone."""
+
+    chat_template: str | None = None
+    """A Jinja chat template to use instead of the model's; it is stored with the result."""
+
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Variables for the chat template, ``enable_thinking`` for example."""
+
+    validation_split: float | None = None
+    """Share of the training file, chosen by ``seed``, that is held out for validation where there is no
+    validation file."""
+
+    optim: str = "AdamW"
+    """Optimizer: a class of ``torch.optim`` that treats each element alone (``ELEMENTWISE_OPTIMIZERS``)."""
+
+    optim_args: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of ``optim``, ``momentum`` for example."""
 
     learning_rate: float = 1e-5
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
 
     lr_scheduler_type: Scheduler = "linear"
     """Shape of the learning rate after warm-up."""
@@ -67,6 +120,12 @@ class TrainConfig:
     eval_steps: int | None = None
     """Evaluate every so many steps; ``None`` evaluates at the end of each epoch."""
 
+    eval_samples: int = 0
+    """Prompts of the validation set that the model answers at each evaluation, greedily."""
+
+    eval_sample_tokens: int = 64
+    """Most tokens of such an answer."""
+
     eval_on_start: bool = True
     """Also evaluate before the first step, so that a result has its baseline."""
 
@@ -82,8 +141,9 @@ class TrainConfig:
     zero_stage: int = 3
     """The engine's ``stage``."""
 
-    precision: Precision = "fp32"
-    """The engine's ``precision``."""
+    precision: Precision | Literal["auto"] = "auto"
+    """The engine's ``precision``; ``auto`` is bf16 on a device that computes in it, else fp32. A run that
+    goes on keeps what it began with."""
 
     communication_dtype: Precision | None = None
     """The engine's ``communication_dtype``."""
@@ -91,7 +151,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         one_of("method", self.method, get_args(Method))
         finite("num_train_epochs", self.num_train_epochs, above=0)
-        for name in ("max_steps", "eval_steps", "save_steps"):
+        for name in ("max_steps", "eval_steps", "save_steps", "per_device_max_tokens"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, f"{value!r} must be at least 1")
         for name in (
@@ -99,10 +159,21 @@ class TrainConfig:
             "per_device_train_batch_size",
             "per_device_eval_batch_size",
             "save_total_limit",
+            "logits_bytes",
+            "eval_sample_tokens",
         ):
             require(getattr(self, name) >= 1, name, f"{getattr(self, name)!r} must be at least 1")
         require(self.max_length >= 2, "max_length", f"{self.max_length!r} must be at least 2")
         one_of("lr_scheduler_type", self.lr_scheduler_type, get_args(Scheduler))
+        one_of("overflow", self.overflow, get_args(Overflow))
+        one_of("train_on", self.train_on, get_args(TrainOn))
+        if self.validation_split is not None:
+            share = f"{self.validation_split!r} is not in (0, 0.5]"
+            require(0 < self.validation_split <= 0.5, "validation_split", share)
+        require(self.eval_samples >= 0, "eval_samples", f"{self.eval_samples!r} must be at least 0")
+        known = f"{self.optim!r} is not one of {', '.join(ELEMENTWISE_OPTIMIZERS)}"
+        require(self.optim.lower() in OPTIMIZERS_BY_NAME, "optim", known)
+        object.__setattr__(self, "optim", OPTIMIZERS_BY_NAME[self.optim.lower()])
         require(self.warmup_steps >= 0, "warmup_steps", f"{self.warmup_steps!r} must be at least 0")
         require(0 <= self.seed < 2**31, "seed", f"{self.seed!r} is not in [0, 2147483647]")
         finite("learning_rate", self.learning_rate, at_least=0)
@@ -113,30 +184,30 @@ class TrainConfig:
         if self.max_grad_norm is not None:
             finite("max_grad_norm", self.max_grad_norm, above=0)
         one_of("zero_stage", self.zero_stage, STAGES)
-        for name in ("precision", "communication_dtype"):
-            if name == "precision" or getattr(self, name) is not None:
-                one_of(name, getattr(self, name), get_args(Precision))
+        one_of("precision", self.precision, ("auto", *get_args(Precision)))
+        if self.communication_dtype is not None:
+            one_of("communication_dtype", self.communication_dtype, get_args(Precision))
 
     def accumulation_steps(self, world_size: int) -> int:
         """Micro-batches each rank runs for one optimizer step; the last may be partly or wholly empty."""
         return math.ceil(self.train_batch_size / (world_size * self.per_device_train_batch_size))
 
-    def zero_config(self, world_size: int) -> ZeroConfig:
+    def zero_config(self, world_size: int, precision: Precision) -> ZeroConfig:
+        """``precision`` is what ``auto`` comes to on the device at hand, else the configured one."""
         return ZeroConfig(
             stage=self.zero_stage,
-            precision=self.precision,
+            precision=precision,
             gradient_accumulation_steps=self.accumulation_steps(world_size),
             gradient_clipping=self.max_grad_norm,
             communication_dtype=self.communication_dtype,
+            frozen_quantization=self.lora.quantization if self.lora else None,
         )
 
-    def optimizer_config(self) -> AdamWConfig:
-        return AdamWConfig(
-            lr=self.learning_rate,
-            betas=(self.adam_beta1, self.adam_beta2),
-            eps=self.adam_epsilon,
-            weight_decay=self.weight_decay,
-        )
+    def optimizer_config(self) -> OptimizerConfig:
+        options = dict(self.optim_args)
+        if "Adam" in self.optim:
+            options = {"betas": (self.adam_beta1, self.adam_beta2), "eps": self.adam_epsilon} | options
+        return OptimizerConfig(self.optim, self.learning_rate, self.weight_decay, options)
 
     def total_steps(self, examples: int) -> int:
         """Optimizer steps of the whole run on a training file of ``examples`` usable examples."""

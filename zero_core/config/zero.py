@@ -8,6 +8,7 @@ from zero_core.config.checks import finite, one_of, require
 Precision = Literal["fp32", "bf16", "fp16"]
 Strategy = Literal["full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"]
 Quantization = Literal["int8", "int4"]
+FrozenQuantization = Literal["nf4", "int8"]
 
 STAGES = (0, 1, 2, 3)
 
@@ -103,6 +104,10 @@ class ZeroConfig:
     quantized_gradients: Quantization | None = None
     """qgZ: gradients are reduced as blocks of int8 or int4, the error fed back into the next step."""
 
+    frozen_quantization: FrozenQuantization | None = None
+    """How the frozen weights of linear layers inside the blocks are kept and gathered; each unit's are
+    dequantized into a buffer for as long as it is used. ``None``: in their stored dtype."""
+
     unit_classes: tuple[str, ...] = ()
     """Class names of modules that become units; empty takes the model's own blocks."""
 
@@ -127,6 +132,8 @@ class ZeroConfig:
             require(size is None or size >= 1, name, f"{size!r} must be at least 1")
         if self.quantized_gradients is not None:
             one_of("quantized_gradients", self.quantized_gradients, get_args(Quantization))
+        if self.frozen_quantization is not None:
+            one_of("frozen_quantization", self.frozen_quantization, get_args(FrozenQuantization))
         require(
             self.stage == 3 or not self.quantized_weights,
             "quantized_weights",

@@ -9,7 +9,7 @@ import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, get_scheduler
@@ -17,6 +17,7 @@ from transformers import AutoConfig, get_scheduler
 from zero_core.checkpoints import checkpoint
 from zero_core.checkpoints.checkpoint import Saved
 from zero_core.checkpoints.export import export
+from zero_core.config.zero import Precision
 from zero_core.data.batches import collate, epoch_of, global_batch, split
 from zero_core.engine import StepReport, ZeroEngine
 from zero_core.errors import CheckpointDamaged
@@ -51,6 +52,13 @@ class Progress:
     """Newest training and validation figures, for the checkpoint's row."""
 
 
+def usable_precision(wanted: Precision | Literal["auto"], device: torch.device) -> Precision:
+    """What ``auto`` comes to on ``device``."""
+    if wanted != "auto":
+        return wanted
+    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+
+
 class TrainingLoop:
     def __init__(self, run: Run, device: torch.device, journal: Journal, stop: StopRequest) -> None:
         self._run = run
@@ -59,6 +67,7 @@ class TrainingLoop:
         self._device = device
         self._inputs: Inputs = load_inputs(run, device, journal)
         self._total_steps = self._train.total_steps(len(self._inputs.training))
+        self._precision = usable_precision(self._train.precision, device)
         self._engine = self._build_engine()
         self._rank = self._engine.communicator.rank
         self._world_size = self._engine.communicator.world_size
@@ -78,7 +87,7 @@ class TrainingLoop:
         )
         return ZeroEngine(
             self._inputs.model,
-            self._train.zero_config(world_size),
+            self._train.zero_config(world_size, self._precision),
             self._train.optimizer_config(),
             lr_schedule=scheduler.lr_lambdas[0],
         )
@@ -118,7 +127,7 @@ class TrainingLoop:
             examples=len(self._inputs.training),
             parameters=parameters,
             model_state_bytes=model_state_bytes(
-                parameters, self._world_size, self._train.zero_stage, self._train.precision
+                parameters, self._world_size, self._train.zero_stage, self._precision
             ),
             device=self._device.type,
         )

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from zero_core.checkpoints import durable
 from zero_core.config.train import TrainConfig
 
@@ -43,7 +45,7 @@ class Run:
             model_path=Path(given["model_path"]),
             training_file=Path(given["training_file"]),
             validation_file=Path(validation_file) if validation_file else None,
-            train=TrainConfig(**given["train"]),
+            train=TypeAdapter(TrainConfig).validate_python(given["train"]),
             min_examples=given["min_examples"],
             resume=[Path(path) for path in given["resume"]],
             export_dir=Path(given["export_dir"]),
