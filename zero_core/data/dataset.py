@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from zero_core.data.chat_template import AmbiguousTemplate, TemplateRefusal
 from zero_core.data.formats import FileReport, InvalidFile, LineError, Param, read_examples
-from zero_core.data.tokenize import ExampleTokenizer, TokenizedExample
+from zero_core.data.tokenize import ExampleTokenizer, Sample, TokenizedExample
 from zero_core.models.model_files import InvalidModel
 
 _KEPT = 20
@@ -35,6 +35,8 @@ class Dataset:
 
     dropped: int
     """Examples left out: no token to learn within ``max_length``."""
+
+    sequences = 1
 
     @classmethod
     def from_file(
@@ -73,13 +75,13 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, index: int) -> TokenizedExample:
+    def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
         part = slice(self.offsets[index], self.offsets[index + 1])
-        return TokenizedExample(self.input_ids[part], self.target_mask[part])
+        return (TokenizedExample(self.input_ids[part], self.target_mask[part]),)
 
-    def __iter__(self) -> Iterator[TokenizedExample]:
+    def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
 
 

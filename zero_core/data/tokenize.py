@@ -32,6 +32,10 @@ class TokenizedExample:
         return int(np.count_nonzero(self.target_mask[1:]))
 
 
+Sample = tuple[TokenizedExample, ...]
+"""One sequence of a supervised example; the chosen and the rejected one of a preference."""
+
+
 class ExampleTokenizer:
     """Tokenizes examples of any format with one fast Hugging Face tokenizer that has an ``eos_token``."""
 
