@@ -290,3 +290,22 @@ def nodes_left(stage: int) -> int:
 def test_a_step_leaves_nothing_of_its_graph_behind(pools: dict[int, RankPool], stage: int) -> None:
     """What is freed late lies all over the heap, which then grows step by step."""
     assert pools[2].run(nodes_left, stage) == [0, 0]
+
+
+def steps_of(micro_batches: list[int]) -> list[bool]:
+    engine = ZeroEngine(build_model(tied=True), ZeroConfig(gradient_accumulation_steps=3), OPTIMIZER)
+    done = []
+    for count in micro_batches:
+        engine.accumulate(count)
+        for _ in range(count):
+            loss = token_loss(engine, global_batch(0))
+            engine.backward(loss.mean, loss.tokens)
+            done.append(engine.step() is not None)
+    engine.close()
+    return done
+
+
+def test_each_step_has_as_many_micro_batches_as_was_said(pools: dict[int, RankPool]) -> None:
+    assert pools[2].run(steps_of, [1, 3, 2]) == [[True, False, False, True, False, True]] * 2
+    with pytest.raises(RankError, match=r"micro_batches: 4 after 0 of the step"):
+        pools[2].run(steps_of, [4])

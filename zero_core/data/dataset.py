@@ -30,13 +30,14 @@ class Dataset:
     offsets: NDArray[np.int64]
     """(examples + 1,) Example i is tokens [offsets[i], offsets[i + 1])."""
 
-    truncated: int
+    sequences: int = 1
+    """Of a sample: two of a preference."""
+
+    truncated: int = 0
     """Usable examples that were cut at ``max_length``."""
 
-    dropped: int
+    dropped: int = 0
     """Examples left out: no token to learn within ``max_length``."""
-
-    sequences = 1
 
     @classmethod
     def from_file(
@@ -73,13 +74,17 @@ class Dataset:
         return builder.finish()
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return (len(self.offsets) - 1) // self.sequences
 
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
-        part = slice(self.offsets[index], self.offsets[index + 1])
-        return (TokenizedExample(self.input_ids[part], self.target_mask[part]),)
+            raise IndexError(f"sample {index} of {len(self)}")
+        first = index * self.sequences
+        return tuple(self._sequence(number) for number in range(first, first + self.sequences))
+
+    def _sequence(self, number: int) -> TokenizedExample:
+        part = slice(self.offsets[number], self.offsets[number + 1])
+        return TokenizedExample(self.input_ids[part], self.target_mask[part])
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))

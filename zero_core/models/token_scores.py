@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import MoeModelOutputWithPast
 
 _BLOCK_BYTES = 2**22
 """Of logits worked on at a time: they and their exponentials stay in the cache."""
@@ -91,12 +90,29 @@ class TokenScorer:
 
 
 class _Given(nn.Module):
+    """In place of a body: whatever it is asked, it answers with the states."""
+
     def __init__(self, states: Tensor) -> None:
         super().__init__()
-        self._states = states
+        self._answer = _Answer(states)
 
-    def forward(self, *_: Any, **__: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=self._states)
+    def forward(self, *_: Any, **__: Any) -> "_Answer":
+        return self._answer
+
+
+class _Answer(tuple[Tensor]):
+    """A body's output, of any family: the states by place and by name, and nothing else."""
+
+    def __new__(cls, states: Tensor) -> "_Answer":
+        return super().__new__(cls, (states,))
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        """A cache, attentions or router logits: the model's forward hands them on."""
+        return
 
 
 class _PickedLogProbs(torch.autograd.Function):

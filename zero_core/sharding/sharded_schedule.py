@@ -79,6 +79,8 @@ class ShardedSchedule:
         """Tables that were seen to be read from outside of their forward."""
         self._held: set[Unit] = set()
         """Tables that are there through all of a pass, as the root is."""
+        self._lingering: Unit | None = None
+        """The table that ran last: a loss in pieces calls it once more for each, on some ranks more often."""
         self._course: Course | None = None
         self._reductions = Reductions(communicator, depth)
         self._reduce = True
@@ -121,6 +123,7 @@ class ShardedSchedule:
         """The model's own forward has returned. A loss in chunks may still call a part of it."""
         course = self._course
         assert course is not None
+        self._let_go()
         if course.watch is not None:
             self.abandon()
             self._outside.update(course.watch.found)
@@ -164,6 +167,7 @@ class ShardedSchedule:
             while not self._agree(NOTHING):
                 pass
             self._course = None
+        self._lingering = None
         for unit in self._units:
             unit.release()
         self.current = Pass.IDLE
@@ -180,7 +184,11 @@ class ShardedSchedule:
                 f"unit {unit.name or 'of the model itself'} ran outside of a forward of the model, where "
                 "stage 3 has no parameters: call the engine, or use `with engine.full_parameters():`"
             )
-        course.events.append(Event(Kind.NEED, unit.index))
+        event = Event(Kind.NEED, unit.index)
+        if self._lingering is not unit:
+            self._let_go()
+        if not unit.is_table or not course.events or course.events[-1] != event:
+            course.events.append(event)
         course.needed.add(unit.index)
         if course.program is not None:
             position = course.program.position_of_need.get(unit.index)
@@ -200,7 +208,15 @@ class ShardedSchedule:
         assert course is not None
         needs = len(unit.modules) if course.program is None else course.program.needs[unit.index]
         if unit.calls >= needs and unit not in self._held:
-            unit.release()
+            if unit.is_table:
+                self._lingering = unit
+            else:
+                unit.release()
+
+    def _let_go(self) -> None:
+        if self._lingering is not None:
+            self._lingering.release()
+            self._lingering = None
 
     def ready(self, unit: Unit) -> None:
         # Released first, so that the reduction's buffers can have the memory.

@@ -253,3 +253,70 @@ def test_a_length_beyond_the_models_positions_is_cut_to_them_and_said(
     pools[1].run(run_loop, directory)
     warnings = [event["message"] for event in events(directory, "message")]
     assert f"max_length {positions + 1} is more than the model's {positions} positions" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "plan"),
+    [
+        (1, {"packing": False, "per_device_train_batch_size": 5}),
+        (2, {"per_device_max_tokens": 300, "zero_stage": 3}),
+        (2, {"logits_bytes": 4 * 258 * 16, "zero_stage": 3, "per_device_train_batch_size": 3}),
+        (3, {"packing": False, "per_device_max_tokens": 400, "logits_bytes": 1, "zero_stage": 2}),
+    ],
+)
+def test_packing_and_pieces_do_not_show_in_the_result(
+    pools: dict[int, RankPool],
+    inputs: Path,
+    one_rank: Path,
+    tmp_path: Path,
+    world_size: int,
+    plan: dict[str, Any],
+) -> None:
+    directory = write_run(inputs, tmp_path / "a1", **plan)
+    assert pools[world_size].run(run_loop, directory) == [Outcome("succeeded", step=STEPS)] * world_size
+    assert losses(directory) == pytest.approx(losses(one_rank), rel=1e-5)
+    for ours, theirs in zip(events(directory, "metrics"), events(one_rank, "metrics"), strict=True):
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+        assert ours["occupancy"] == 1.0 if plan.get("packing", True) else ours["occupancy"] < 1.0
+
+
+def test_an_epoch_trains_every_example_once(pools: dict[int, RankPool], inputs: Path, tmp_path: Path) -> None:
+    directory = write_run(inputs, tmp_path / "a1", train_batch_size=64, num_train_epochs=1, save_steps=None)
+    assert pools[2].run(run_loop, directory)[0] == Outcome("succeeded", step=1)
+    (metrics,) = events(directory, "metrics")
+    whole = write_run(inputs, tmp_path / "a2", train_batch_size=24, num_train_epochs=1, save_steps=None)
+    pools[1].run(run_loop, whole)
+    assert metrics["epoch"] == 1.0
+    assert metrics["trained_tokens"] == events(whole, "metrics")[0]["trained_tokens"]
+
+
+def test_samples_are_what_the_model_says(
+    pools: dict[int, RankPool], inputs: Path, one_rank: Path, tmp_path: Path
+) -> None:
+    directory = write_run(inputs, tmp_path / "a1", eval_samples=2, eval_sample_tokens=8, zero_stage=3)
+    pools[2].run(run_loop, directory)
+    said = events(directory, "sample")
+    assert [line["step"] for line in said] == [0, 0, 5, 5, 10, 10]
+    tokenizer = AutoTokenizer.from_pretrained(inputs / "model")
+    model = AutoModelForCausalLM.from_pretrained(directory / "export")
+    rows = [json.loads(line) for line in (inputs / "valid.jsonl").read_text().splitlines()[:2]]
+    for row, line in zip(rows, said[-2:], strict=True):
+        encoded = tokenizer.apply_chat_template(
+            row["messages"][:-1], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        tokens = model.generate(**encoded, max_new_tokens=8, do_sample=False)
+        length = encoded["input_ids"].shape[1]
+        assert line["answer"] == tokenizer.decode(tokens[0, length:], skip_special_tokens=True).strip()
+        assert line["reference"] == row["messages"][-1]["content"][:8].strip()
+        assert row["messages"][-2]["content"] in line["prompt"]
+    assert losses(directory) == pytest.approx(losses(one_rank), rel=1e-5)
+
+
+def test_precision_stays_what_the_run_began_with(
+    pools: dict[int, RankPool], inputs: Path, tmp_path: Path
+) -> None:
+    first = write_run(inputs, tmp_path / "a1", max_steps=2, save_steps=1, precision="bf16")
+    pools[1].run(run_loop, first)
+    second = write_run(inputs, tmp_path / "a2", [str(first / "step-1")], max_steps=2, save_steps=1)
+    pools[1].run(run_loop, second)
+    assert losses(second) == losses(first)[1:]
