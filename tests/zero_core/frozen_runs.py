@@ -107,11 +107,12 @@ def train(
     steps: int,
     stored: torch.dtype = torch.float32,
     tied: bool = False,
-    checkpointing: Literal["none", "blocks"] = "none",
+    recompute: Literal["reentrant", "other"] | None = None,
 ) -> Run:
     model = build(stored, tied)
-    if checkpointing == "blocks":
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if recompute is not None:
+        model.activation_checkpointing_enable({"use_reentrant": recompute == "reentrant"})
+        model.enable_input_require_grads()
     engine = ZeroEngine(model, config, OPTIMIZER)
     run = Run()
     model.eval()
