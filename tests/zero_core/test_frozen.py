@@ -17,6 +17,7 @@ from tests.zero_core.frozen_runs import (
     Values,
     build,
     dequantized_by_bitsandbytes,
+    is_quantized,
     plain,
     run_steps,
     train,
@@ -137,6 +138,13 @@ def test_in_lower_precision_the_base_is_the_same_on_every_plan(
             assert all(torch.equal(run.values[name], value) for name, value in expected.items())
             assert run.evaluated[0] == runs[0].evaluated[0]
         assert all(torch.isfinite(torch.tensor(report.grad_norm)) for report in runs[0].reports)
+
+
+def test_quantized_gathers_leave_alone_what_is_packed(pools: dict[int, RankPool]) -> None:
+    config = ZeroConfig(stage=3, frozen_quantization="nf4", quantized_weights=True)
+    expected = plain(STEPS, quantized=True)
+    for run in pools[2].run(train, config, 2):
+        assert all(torch.equal(run.values[n], v) for n, v in expected.items() if is_quantized(n))
 
 
 @pytest.mark.parametrize(("world_size", "stage"), [(2, 1), (3, 3)])
