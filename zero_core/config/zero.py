@@ -52,7 +52,7 @@ class LossScaleConfig:
 class ZeroConfig:
     """How one model is placed on its ranks.
 
-    Only ``precision``, ``communication_dtype`` and the two quantizations touch the trajectory.
+    Only ``precision``, ``communication_dtype`` and the quantizations touch the trajectory.
     """
 
     stage: int = 3

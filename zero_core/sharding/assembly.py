@@ -19,6 +19,7 @@ from zero_core.memory.heap import keep_what_is_freed
 from zero_core.memory.ledger import Ledger
 from zero_core.memory.region import Region
 from zero_core.sharding.buffers import adopt_buffers
+from zero_core.sharding.encoding import QUANTIZERS, Encoding, kept_as_stored
 from zero_core.sharding.flat_gradient import GradientPolicy
 from zero_core.sharding.flat_parameter import FlatParameter, ParameterPolicy, Weights
 from zero_core.sharding.partition import Part, partition
@@ -72,7 +73,8 @@ def assemble(
     ledger = Ledger()
     arena = Arena(device, ledger)
     timeout = timedelta(seconds=config.timeout_seconds)
-    packed = [pack(part.parameters, config.reduce_bucket_size) for part in parts]
+    packed = [pack(part, config, weights) for part in parts]
+    _check_quantization(packed, config)
     communicator = Communicator(
         device,
         mesh_of(config),
@@ -81,24 +83,27 @@ def assemble(
         under_way=COLLECTIVES_UNDER_WAY * sum(map(len, packed)),
         longest_message=_longest_message(parts),
     )
-    communicator.check_same(_digest(parts, config), "names, shapes or order of parameters, or the plan,")
+    communicator.check_same(
+        _digest(parts, packed, config), "names, shapes or order of parameters, or the plan,"
+    )
     placement = Placement.of(config.stage, communicator.mesh.shard_size, config.accumulate_locally)
     schedule = _schedule(config, placement, communicator)
     parameters, gradients = _policies(config, placement, communicator, weights, arena, ledger)
     units = []
-    for index, (part, flat_parameters) in enumerate(zip(parts, packed, strict=True)):
+    for index, (part, groups) in enumerate(zip(parts, packed, strict=True)):
         flats = [
             FlatParameter(
-                named,
+                group.named,
+                encoding=group.encoding,
                 policy=parameters,
                 gradients=gradients,
                 communicator=communicator,
                 arena=arena,
                 ledger=ledger,
             )
-            for named in flat_parameters
+            for group in groups
         ]
-        units.append(Unit(index, part.name, part.modules, flats, schedule, placement.parameters))
+        units.append(Unit(index, part.name, part.modules, flats, schedule))
     if device.type == "cpu":
         keep_what_is_freed()
     for earlier, unit in pairwise(units):
@@ -113,21 +118,57 @@ def _longest_message(parts: list[Part]) -> int:
     return 8 + 2 * sum(len(part.parameters) for part in parts)
 
 
-def pack(named: list[Named], bucket_size: int) -> list[list[Named]]:
-    """A unit's parameters as those of flat ones: trainable and frozen apart, each up to ``bucket_size``.
+@dataclass(frozen=True)
+class Group:
+    """The parameters of one flat parameter to be."""
+
+    named: list[Named]
+    encoding: Encoding | None
+
+
+def pack(part: Part, config: ZeroConfig, weights: Weights | None) -> list[Group]:
+    """A unit's parameters as those of flat ones: apart by how they are kept, each up to a bucket's size.
 
     What makes a quarter of a bucket is a flat parameter of its own: its gradient then needs no copy. Those
     come after the small ones, norms above all, which have their last gradient when the unit's end comes.
     """
-    packed: list[list[Named]] = []
-    for trainable in (True, False):
-        mine = [(name, parameter) for name, parameter in named if parameter.requires_grad is trainable]
-        large = [[item] for item in mine if 4 * item[1].numel() >= max(bucket_size, 4)]
-        small = [item for item in mine if 4 * item[1].numel() < max(bucket_size, 4)]
+    kinds: dict[tuple[bool, Encoding | None], list[Named]] = {(True, None): [], (False, None): []}
+    for name, parameter in part.parameters:
+        encoding = None if parameter.requires_grad else _encoding(part, config, weights, name, parameter)
+        kinds.setdefault((parameter.requires_grad, encoding), []).append((name, parameter))
+    size = config.reduce_bucket_size
+    packed: list[Group] = []
+    for (_, encoding), mine in kinds.items():
+        large = [[item] for item in mine if 4 * item[1].numel() >= max(size, 4)]
+        small = [item for item in mine if 4 * item[1].numel() < max(size, 4)]
         sizes = [parameter.numel() for _, parameter in small]
-        packed += [[small[i] for i in bucket] for bucket in buckets(range(len(small)), sizes, bucket_size)]
-        packed += large
+        together = [[small[i] for i in bucket] for bucket in buckets(range(len(small)), sizes, size)]
+        packed += [Group(named, encoding) for named in together + large]
     return packed
+
+
+def _encoding(
+    part: Part, config: ZeroConfig, weights: Weights | None, name: str, parameter: nn.Parameter
+) -> Encoding | None:
+    """How a frozen parameter is kept."""
+    if config.frozen_quantization is not None and name in part.linear_weights:
+        return QUANTIZERS[config.frozen_quantization]
+    stored = parameter.dtype
+    if parameter.is_meta and weights is not None and parameter.numel():
+        stored = weights.read(name, 0, 1).dtype
+    return kept_as_stored(stored, DTYPES[config.precision])
+
+
+def _check_quantization(packed: list[list[Group]], config: ZeroConfig) -> None:
+    quantization = config.frozen_quantization
+    if quantization is None or any(
+        group.encoding == QUANTIZERS[quantization] for groups in packed for group in groups
+    ):
+        return
+    raise ValueError(
+        f"frozen_quantization: {quantization!r} is for frozen weights of linear layers inside the blocks, "
+        "and the model has none: freeze its base (requires_grad=False), or leave frozen_quantization out"
+    )
 
 
 def mesh_of(config: ZeroConfig) -> Mesh:
@@ -196,9 +237,10 @@ def _policies(
     return parameters, gradients
 
 
-def _digest(parts: list[Part], config: ZeroConfig) -> bytes:
+def _digest(parts: list[Part], packed: list[list[Group]], config: ZeroConfig) -> bytes:
     text = [
         (part.name, [(name, tuple(p.shape), p.requires_grad) for name, p in part.parameters])
         for part in parts
     ]
-    return hashlib.sha256(repr((text, config)).encode()).digest()
+    encodings = [[group.encoding for group in groups] for groups in packed]
+    return hashlib.sha256(repr((text, encodings, config)).encode()).digest()

@@ -87,7 +87,6 @@ class FlatGradient:
         self._used = [False] * len(parameters)
         self._charged = 0
         """Bytes of autograd's own gradients that are accounted for."""
-        policy.shards.plan(layout.shard_size)
         self._awaited: int | None = 0
         """Gradients of this backward that are still to come; None where nobody can know."""
 

@@ -9,6 +9,9 @@ Who owns memory when, at N ranks of a shard group (P elements, padding included)
   of ``full``.
 - the secondary shard (P/H, compute dtype, H ranks of a node; hpZ): filled by a gather over all ranks,
   and what the next gathers start from until the weights change.
+- encoded (frozen parameters alone, see ``encoding``): ``shard`` is the packed form, in bytes, of P/N
+  elements, or of all P where parameters are whole; so is the secondary shard of P/H. ``full`` has memory
+  between ``gather`` and ``release`` only, wherever parameters are.
 - ``master`` (fp32): what the optimizer updates, P/N elements where optimizer state is sharded, else P.
   In fp32 it is no copy: a view of ``shard`` or ``full``.
 - ``gradient``: see ``flat_gradient``.
@@ -29,6 +32,7 @@ from zero_core.comm.collectives import Communicator, Handle
 from zero_core.comm.quantization import BlockQuantizer
 from zero_core.memory.arena import Arena, Buffer
 from zero_core.memory.ledger import Ledger
+from zero_core.sharding.encoding import Encoding, decode, encode
 from zero_core.sharding.flat_gradient import FlatGradient, GradientPolicy
 from zero_core.sharding.layout import Layout, Piece, Slot
 from zero_core.sharding.placement import Placement
@@ -58,6 +62,7 @@ class FlatParameter:
         self,
         named_parameters: list[tuple[str, nn.Parameter]],
         *,
+        encoding: Encoding | None,
         policy: ParameterPolicy,
         gradients: GradientPolicy,
         communicator: Communicator,
@@ -66,14 +71,22 @@ class FlatParameter:
     ) -> None:
         self.parameters = [parameter for _, parameter in named_parameters]
         self.policy = policy
+        self._encoding = encoding
         self._communicator = communicator
         self._arena = arena
         self._ledger = ledger
         shapes = [(name, tuple(parameter.shape)) for name, parameter in named_parameters]
-        self.layout = Layout.pack(shapes, communicator.mesh.shard_size)
+        block_size = 1 if encoding is None else encoding.block_size
+        self.layout = Layout.pack(shapes, communicator.mesh.shard_size, block_size)
         self.trainable = self.parameters[0].requires_grad
+        self.master: Tensor | None = None
         self._buffer: Buffer | None = None
-        self._adopt()
+        if encoding is None:
+            self._adopt()
+            gradients.shards.plan(self.layout.shard_size)
+        else:
+            # Never trained: its gradient needs no place.
+            self._adopt_encoded(encoding)
         self._places: list[int] | None = None
         if policy.placement.optimizer:
             self._places = communicator.settle_places(self.shard)
@@ -105,10 +118,10 @@ class FlatParameter:
         if self.parameters[0].is_meta:
             needed = (begin, end) if policy.placement.parameters else (0, layout.size)
             exact = self._read(*needed, device)
+            self._leave_meta(device)
         else:
             needed = (0, layout.size)
             exact = self._collect(device)
-        self.master: Tensor | None = None
         if policy.placement.parameters:
             mine = exact[begin - needed[0] : end - needed[0]]
             self.shard = mine.to(policy.dtype, copy=True)
@@ -121,6 +134,24 @@ class FlatParameter:
         self._ledger.take("parameters", self.shard.nbytes if self._buffer else self.full.nbytes)
         if self.trainable:
             self._make_master(exact if not policy.placement.optimizer else mine)
+
+    def _adopt_encoded(self, encoding: Encoding) -> None:
+        """The same values as ``shard``, packed; from weight files without more than a segment of fp32."""
+        device = self._communicator.device
+        begin, end = 0, self.layout.size
+        if self.policy.placement.parameters:
+            begin, end = self.layout.shard_range(self._communicator.shard_index)
+        if self.parameters[0].is_meta:
+            self.shard = encode(
+                encoding, lambda a, b: self._read(begin + a, begin + b, device), end - begin, device
+            )
+            self._leave_meta(device)
+        else:
+            exact = self._collect(device)[begin:end]
+            self.shard = encode(encoding, lambda a, b: exact[a:b], end - begin, device)
+        self._ledger.take("parameters", self.shard.nbytes)
+        self._buffer = self._arena.reserve(self.layout.size, self.policy.dtype, "parameters")
+        self.full = self._arena.take(self._buffer)
 
     def _make_master(self, exact: Tensor) -> None:
         if self.policy.dtype == torch.float32:
@@ -149,15 +180,29 @@ class FlatParameter:
         for piece in self.layout.pieces(begin, end):
             values = self.policy.weights.read(piece.slot.name, piece.start, piece.length)
             exact[piece.offset - begin : piece.offset - begin + piece.length].copy_(values)
+        return exact
+
+    def _leave_meta(self, device: torch.device) -> None:
         for parameter in self.parameters:
             # ``parameter.data = ...`` can't leave the meta device; a swap keeps the Parameter object.
             real = torch.empty(0, dtype=self.policy.dtype, device=device)
             torch.utils.swap_tensors(parameter, nn.Parameter(real, requires_grad=parameter.requires_grad))
-        return exact
 
     def thaw(self) -> None:
-        """Parameters that were frozen are trained from now on: they get master weights."""
+        """Parameters that were frozen are trained from now on: they get master weights.
+
+        Raises ValueError where they are encoded.
+        """
         assert not self.trainable
+        if self._encoding is not None:
+            slots = zip(self.layout.slots, self.parameters, strict=True)
+            name = next(slot.name for slot, parameter in slots if parameter.requires_grad)
+            raise ValueError(
+                f"{name} can't be trained from now on: it was frozen when the engine was built, which keeps "
+                "it in fewer bytes than the precision has (frozen_quantization, or the dtype it was stored "
+                "in). Set requires_grad=True before, or leave frozen_quantization out and give the model in "
+                "the precision's dtype"
+            )
         self.trainable = True
         self._make_master(self.shard if self.policy.placement.optimizer else self.full)
 
@@ -185,21 +230,55 @@ class FlatParameter:
 
     # Gather and release.
 
+    @property
+    def transient(self) -> bool:
+        """Parameters are there between ``gather`` and ``release`` alone."""
+        return self._buffer is not None
+
     def gather(self) -> Handle | None:
         """Start to fill ``full`` from the shards; nothing to do where parameters are whole or present."""
         if self.present:
             return None
+        self.present = True
+        if self._encoding is not None:
+            return self._gather_encoded(self._encoding)
+        self._make_present()
+        return self._start_gather(self.full)
+
+    def _gather_encoded(self, encoding: Encoding) -> Handle:
+        """``full`` has memory once what is packed has arrived, and not before."""
+        if not self.policy.placement.parameters:
+            return Handle([], lambda: self._decode(encoding, [self.shard]))
+        everyones = self._borrow_for_gather()
+        handle = self._start_gather(everyones)
+
+        def unpack() -> None:
+            handle.wait()
+            self._decode(encoding, list(everyones.chunk(self.layout.world_size)))
+            self._arena.give_back(everyones)
+
+        return Handle([], unpack)
+
+    def _decode(self, encoding: Encoding, packed: list[Tensor]) -> None:
+        self._make_present()
+        for part, values in zip(packed, self.full.chunk(len(packed)), strict=True):
+            decode(encoding, part, values)
+
+    def _make_present(self) -> None:
         assert self._buffer is not None
         self._arena.take(self._buffer)
-        self.present = True
         self._point_at(self._views)
-        return self._start_gather(self.full)
+
+    def _borrow_for_gather(self) -> Tensor:
+        """Where everybody's shards can go, in the dtype that they travel in."""
+        shard = self.shard
+        return self._arena.borrow(shard.numel() * self.layout.world_size, shard.dtype, "communication")
 
     def take_part(self) -> Handle | None:
         """Take part in a gather that another rank needs, without a use for it here."""
         if not self.policy.placement.parameters:
             return None
-        scratch = self._arena.borrow(self.layout.size, self.policy.dtype, "communication")
+        scratch = self._borrow_for_gather()
         handle = self._start_gather(scratch)
 
         def drop() -> None:
@@ -209,7 +288,7 @@ class FlatParameter:
         return Handle([], drop)
 
     def release(self) -> None:
-        """Free the full parameters at stage 3; the shard stays."""
+        """Free the full parameters where they come and go; the shard stays."""
         if self._buffer is None or not self.present:
             return
         self._point_at(self._poison)
@@ -218,7 +297,7 @@ class FlatParameter:
 
     def _start_gather(self, target: Tensor) -> Handle:
         communicator = self._communicator
-        communicator.traffic.gathered += target.numel()
+        communicator.traffic.gathered += self.layout.size
         if communicator.mesh.secondary_size == 1:
             return self._gather_all(target)
         if self._secondary_valid:
@@ -237,7 +316,7 @@ class FlatParameter:
     def _gather_all(self, target: Tensor) -> Handle:
         """From the shards of the whole shard group."""
         groups, shard = self._communicator.gathering, self.shard
-        quantizer = self.policy.quantizer
+        quantizer = self.policy.quantizer if self._encoding is None else None
         if quantizer is None:
             # No optimizer touches it before all ranks have agreed on the step's gradient.
             return self._communicator.gather_shards(groups, target, shard, stable=True, places=self._places)

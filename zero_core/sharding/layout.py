@@ -1,7 +1,8 @@
 """How parameters lie in one flat buffer, and which part of it a rank owns. Pure arithmetic.
 
 A flat buffer of P elements is cut into N equal shards; P is padded up to a multiple of N times
-``ALIGNMENT`` so that every shard starts on a cache line. Rank r owns [r P/N, (r + 1) P/N), and of a
+``ALIGNMENT`` so that every shard starts on a cache line. Where blocks of elements are encoded together,
+every parameter and every shard starts at a multiple of the block. Rank r owns [r P/N, (r + 1) P/N), and of a
 parameter exactly the part of it that lies in there: its piece on that rank, which may be empty.
 """
 
@@ -46,25 +47,27 @@ class Piece:
 class Layout:
     slots: tuple[Slot, ...]
     world_size: int
+    block_size: int = 1
 
     @classmethod
-    def pack(cls, shapes: list[tuple[str, tuple[int, ...]]], world_size: int) -> "Layout":
+    def pack(
+        cls, shapes: list[tuple[str, tuple[int, ...]]], world_size: int, block_size: int = 1
+    ) -> "Layout":
         slots = []
         offset = 0
         for name, shape in shapes:
-            slots.append(Slot(name, shape, offset))
+            slots.append(Slot(name, shape, _round_up(offset, block_size)))
             offset = slots[-1].end
-        return cls(tuple(slots), world_size)
+        return cls(tuple(slots), world_size, block_size)
 
     @property
     def filled(self) -> int:
-        """Elements that are parameters; the rest up to ``size`` is padding."""
+        """Where the last parameter ends; the rest up to ``size`` is padding."""
         return self.slots[-1].end
 
     @property
     def size(self) -> int:
-        multiple = self.world_size * ALIGNMENT
-        return math.ceil(self.filled / multiple) * multiple
+        return _round_up(self.filled, self.world_size * math.lcm(ALIGNMENT, self.block_size))
 
     @property
     def shard_size(self) -> int:
@@ -81,3 +84,7 @@ class Layout:
             if first < last:
                 pieces.append(Piece(slot, first - slot.offset, last - first))
         return pieces
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

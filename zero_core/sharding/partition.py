@@ -22,6 +22,8 @@ class Part:
     name: str
     modules: list[nn.Module]
     parameters: list[tuple[str, nn.Parameter]]
+    linear_weights: frozenset[str]
+    """Of these, the weights of linear layers inside the blocks."""
 
 
 def partition(model: nn.Module, unit_classes: tuple[str, ...] = ()) -> list[Part]:
@@ -48,10 +50,23 @@ def partition(model: nn.Module, unit_classes: tuple[str, ...] = ()) -> list[Part
         if id(module) not in claimed:
             for parameter in module.parameters(recurse=False):
                 owners.setdefault(id(parameter), set()).add("")
-    return _parts(model, claims, owners)
+    return _parts(model, claims, owners, _linear_weights(model, inside))
 
 
-def _parts(model: nn.Module, claims: dict[str, list[nn.Module]], owners: dict[int, set[str]]) -> list[Part]:
+def _linear_weights(model: nn.Module, inside: set[int]) -> set[int]:
+    """Ids of the parameters that are weights of linear layers inside the blocks, and nothing else."""
+    linear: set[int] = set()
+    others: set[int] = set()
+    for module in model.modules():
+        of_block = id(module) in inside and isinstance(module, nn.Linear)
+        for name, parameter in module.named_parameters(recurse=False):
+            (linear if of_block and name == "weight" else others).add(id(parameter))
+    return linear - others
+
+
+def _parts(
+    model: nn.Module, claims: dict[str, list[nn.Module]], owners: dict[int, set[str]], linear: set[int]
+) -> list[Part]:
     parameters: dict[str, list[tuple[str, nn.Parameter]]] = {name: [] for name in claims}
     modules = {name: list(claimed) for name, claimed in claims.items()}
     for name, parameter in model.named_parameters():
@@ -61,7 +76,11 @@ def _parts(model: nn.Module, claims: dict[str, list[nn.Module]], owners: dict[in
             parameters[holder].append((name, parameter))
             if holder:
                 modules[holder] += [claims[other][0] for other in sorted(holders - {holder})]
-    return [Part(name, _distinct(modules[name]), held) for name, held in parameters.items() if held]
+    return [
+        Part(name, _distinct(modules[name]), held, frozenset(key for key, p in held if id(p) in linear))
+        for name, held in parameters.items()
+        if held
+    ]
 
 
 def _common_holder(holders: set[str], claims: dict[str, list[nn.Module]]) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from zero_core.comm.collectives import Communicator
 from zero_core.sharding.flat_parameter import FlatParameter
-from zero_core.sharding.outside_reads import OutsideReads
+from zero_core.sharding.held_tables import HeldTables
 from zero_core.sharding.program import Event, Kind, Program, compile_program, digest
 from zero_core.sharding.schedule import Reductions
 from zero_core.sharding.unit import Pass, Unit
@@ -52,8 +52,8 @@ class Course:
     program: Program | None
     next_step: int = 0
     deviated: bool = False
-    watch: OutsideReads | None = None
-    """In the first forward of its sort, in which all tables are held."""
+    watched: bool = False
+    """The first forward of its sort, in which all tables are held."""
     events: list[Event] = field(default_factory=list)
     needed: set[int] = field(default_factory=set)
     """Units."""
@@ -74,11 +74,8 @@ class ShardedSchedule:
         """Of every flat parameter: its position in ``_flats``."""
         self._programs: dict[Sort, Program] = {}
         self._unpredictable: set[Sort] = set()
-        self._watched: set[Sort] = set()
-        self._outside: set[Unit] = set()
-        """Tables that were seen to be read from outside of their forward."""
-        self._held: set[Unit] = set()
-        """Tables that are there through all of a pass, as the root is."""
+        self._held = HeldTables()
+        """They are there through all of a pass, as the root is."""
         self._lingering: Unit | None = None
         """The table that ran last: a loss in pieces calls it once more for each, on some ranks more often."""
         self._course: Course | None = None
@@ -88,6 +85,7 @@ class ShardedSchedule:
     def adopt(self, units: list[Unit]) -> None:
         """Called again when what is trainable has changed: what backward did is no guide any more."""
         self._units = units
+        self._held.adopt(units)
         self._flats = [flat for unit in units for flat in unit.flats]
         self._number = {flat: number for number, flat in enumerate(self._flats)}
         self._programs.pop(Sort.BACKWARD, None)
@@ -101,42 +99,28 @@ class ShardedSchedule:
         self.current = Pass.FORWARD
         for unit in self._units:
             unit.start_forward()
-        self._watch_first_forward()
+        assert self._course is not None
+        self._course.watched = self._held.open_forward(training)
         self._need_held()
 
-    def _watch_first_forward(self) -> None:
-        course = self._course
-        assert course is not None
-        tables = [unit for unit in self._units if unit.is_table]
-        if tables and course.sort not in self._watched:
-            self._watched.add(course.sort)
-            self._held.update(tables)
-            course.watch = OutsideReads(tables)
-            course.watch.__enter__()
-
     def _need_held(self) -> None:
-        for unit in self._units:
-            if unit in self._held:
-                self.need(unit)
+        for unit in self._held:
+            self.need(unit)
 
     def close_forward(self) -> None:
         """The model's own forward has returned. A loss in chunks may still call a part of it."""
         course = self._course
         assert course is not None
         self._let_go()
-        if course.watch is not None:
-            self.abandon()
-            self._outside.update(course.watch.found)
-            self._held = set(self._outside)
+        self._held.close_forward()
         if course.sort is Sort.EVALUATION_FORWARD:
             self.settle()
         elif course.program is not None:
             self._perform(len(course.program.steps))
 
     def abandon(self) -> None:
-        """The model's forward is over or has failed: watch nothing any more."""
-        if self._course is not None and self._course.watch is not None:
-            self._course.watch.__exit__(None, None, None)
+        """The model's forward has failed."""
+        self._held.abandon()
 
     def open_backward(self, reduce: bool) -> None:
         if self.current is not Pass.FORWARD:
@@ -313,12 +297,7 @@ class ShardedSchedule:
             self._unpredictable.add(course.sort)
             return
         alike = bool((everyones[:, 1] == everyones[0, 1]).all())
-        if (
-            course.program is None
-            and course.watch is None
-            and alike
-            and course.sort not in self._unpredictable
-        ):
+        if course.program is None and not course.watched and alike and course.sort not in self._unpredictable:
             look = self._lookahead
             self._programs[course.sort] = compile_program(
                 course.events,

@@ -57,14 +57,14 @@ class Unit:
         modules: list[nn.Module],
         flats: list[FlatParameter],
         schedule: Schedule,
-        watch_inputs: bool,
     ) -> None:
         self.index = index
         self.name = name
         self.modules = modules
         self.flats = flats
         self._schedule = schedule
-        self._watch_inputs = watch_inputs
+        self.transient = any(flat.transient for flat in flats)
+        """Some parameters are there between a gather and a release alone."""
         self._gathers: list[Handle] = []
         self.calls = 0
         """Forward calls of the unit's modules since the last ``start_forward``."""
@@ -189,7 +189,7 @@ class Unit:
             return
         self._schedule.need(self)
         self.running = True
-        if self._watch_inputs and self._schedule.current is Pass.FORWARD and torch.is_grad_enabled():
+        if self.transient and self._schedule.current is Pass.FORWARD and torch.is_grad_enabled():
             # A leaf has its gradient as soon as it can, before the rest of the unit's backward.
             inputs = [x for x in _differentiable((args, kwargs)) if not x.is_leaf]
             if inputs:
@@ -200,7 +200,7 @@ class Unit:
         self.running = False
         if self._schedule.current is not Pass.FORWARD:
             return
-        if self._watch_inputs and torch.is_grad_enabled():
+        if self.transient and torch.is_grad_enabled():
             outputs = _differentiable(output)
             self._backward_calls += bool(outputs)
             for tensor in outputs:
@@ -212,7 +212,10 @@ class Unit:
 
     def _before_backward(self, grad: Tensor) -> None:
         if self._schedule.current is not Pass.BACKWARD:
-            raise RuntimeError("at stage 3 backward is the engine's: call engine.backward(loss)")
+            raise RuntimeError(
+                "backward needs parameters that are not there (stage 3, or frozen ones that are kept "
+                "encoded): call engine.backward(loss)"
+            )
         self._schedule.need(self)
 
     def _watch(self, inputs: list[Tensor]) -> None:

@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -24,6 +25,20 @@ def test_every_element_of_every_parameter_is_in_exactly_one_piece(world_size: in
         own = [piece for piece in pieces if piece.slot.name == name]
         assert [piece.start for piece in own] == [0, *_running_sums([p.length for p in own])][:-1]
         assert sum(piece.length for piece in own) == math.prod(shape)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("block_size", [2, 64, 256])
+def test_blocks_are_cut_by_no_parameter_and_no_shard(world_size: int, block_size: int) -> None:
+    layout = Layout.pack(SHAPES, world_size, block_size)
+    assert [slot.numel for slot in layout.slots] == [math.prod(shape) for _, shape in SHAPES]
+    assert all(slot.offset % block_size == 0 for slot in layout.slots)
+    assert all(a.end <= b.offset < a.end + block_size for a, b in pairwise(layout.slots))
+    assert layout.shard_size % block_size == 0
+    assert layout.shard_size % ALIGNMENT == 0
+    assert layout.filled <= layout.size < layout.filled + world_size * max(block_size, ALIGNMENT)
+    pieces = [p for rank in range(world_size) for p in layout.pieces(*layout.shard_range(rank))]
+    assert sum(piece.length for piece in pieces) == sum(math.prod(shape) for _, shape in SHAPES)
 
 
 def _running_sums(lengths: list[int]) -> list[int]:

@@ -65,3 +65,22 @@ def test_every_parameter_is_in_one_unit() -> None:
     for model in (build_model(True), build_model(False), Tower()):
         held = [name for part in names(model).values() for name in part]
         assert sorted(held) == sorted(name for name, _ in model.named_parameters())
+
+
+def linear_weights(model: nn.Module) -> dict[str, list[str]]:
+    return {part.name: sorted(part.linear_weights) for part in partition(model) if part.linear_weights}
+
+
+def test_weights_of_linear_layers_count_inside_the_blocks_alone() -> None:
+    found = linear_weights(build_model(tied=False))
+    assert list(found) == ["model.layers.0", "model.layers.1"]
+    attention = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "koqv"]
+    feed_forward = [f"model.layers.0.mlp.{name}_proj.weight" for name in ("down", "gate", "up")]
+    assert found["model.layers.0"] == [*feed_forward, *attention]
+
+
+def test_a_weight_that_something_else_reads_too_is_no_linear_layers() -> None:
+    model = Tower()
+    model.blocks[0].table = nn.Embedding(4, 4)
+    model.blocks[0].table.weight = model.blocks[0].linear.weight
+    assert linear_weights(model) == {"blocks.1": ["blocks.1.linear.weight"]}
