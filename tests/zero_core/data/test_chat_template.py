@@ -81,7 +81,7 @@ TWO_TURNS = example(user("q1"), assistant("a1"), user("q2"), assistant(" a2 "))
         (SMOLLM, ["a1<|im_end|>", " a2 <|im_end|>"]),
         (None, ["a1<|im_end|>", " a2 <|im_end|>"]),
         (THINKING, ["a1<|im_end|>", "<think>\n\n</think>\n\n a2 <|im_end|>"]),
-        (INSTRUCT, ["a1 <|im_end|>", "a2 <|im_end|>"]),
+        (INSTRUCT, [" a1 <|im_end|>", " a2 <|im_end|>"]),
         (PLAIN, ["a1\n\n", " a2 \n\n"]),
         (END_ONLY_AT_THE_END, ["a1", " a2 <|im_end|>"]),
         (MARKED, ["a1<|im_end|>", " a2 <|im_end|>"]),

@@ -77,7 +77,7 @@ def test_the_mask_decodes_to_exactly_the_answers(build: Any) -> None:
     draw = random.Random(0)
     for _ in range(200):
         value, expected = random_chat(draw)
-        example = tokenize(parse_example(1, value, "chat"))
+        (example,) = tokenize(parse_example(1, value, "chat")).sample
         assert learnt(tokenizer, example) == expected
         plain = [{k: v for k, v in m.items() if k != "weight"} for m in value["messages"]]
         whole = tokenizer.apply_chat_template(plain, return_dict=True)["input_ids"]
@@ -88,7 +88,7 @@ def test_the_mask_decodes_to_exactly_the_answers(build: Any) -> None:
 @pytest.mark.parametrize("build", [byte_tokenizer, trimmed_offsets, trained_bpe])
 def test_completion_and_end_are_learnt_and_the_prompt_is_not(build: Any) -> None:
     tokenizer = build()
-    example = ExampleTokenizer(tokenizer)(CompletionExample(1, "2 + 2 =", "  4 🙂 "))
+    (example,) = ExampleTokenizer(tokenizer)(CompletionExample(1, "2 + 2 =", "  4 🙂 ")).sample
     assert learnt(tokenizer, example) == ["  4 🙂 " + END]
     assert tokenizer.decode(example.input_ids) == "2 + 2 =  4 🙂 " + END
 
@@ -99,7 +99,7 @@ def test_a_token_across_the_border_is_learnt() -> None:
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", eos_token=END)
-    example = ExampleTokenizer(fast)(CompletionExample(1, "AB c", "D"))
+    (example,) = ExampleTokenizer(fast)(CompletionExample(1, "AB c", "D")).sample
     assert example.input_ids.tolist() == [1, 2, 3]
     assert example.target_mask.tolist() == [False, True, True]
 
@@ -109,12 +109,12 @@ def test_text_is_learnt_whole_and_special_tokens_of_the_tokenizer_stay() -> None
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single=f"<|im_start|> $A {END}", special_tokens=[("<|im_start|>", 256), (END, 257)]
     )
-    example = ExampleTokenizer(tokenizer)(TextExample(1, "hé"))
+    (example,) = ExampleTokenizer(tokenizer)(TextExample(1, "hé")).sample
     assert tokenizer.decode(example.input_ids) == "<|im_start|>hé" + END
     assert example.target_mask.tolist() == [False, True, True, True, True]
     assert example.target_tokens == 4
 
 
 def test_the_first_token_is_never_predicted() -> None:
-    example = ExampleTokenizer(byte_tokenizer())(TextExample(1, "abc"))
+    (example,) = ExampleTokenizer(byte_tokenizer())(TextExample(1, "abc")).sample
     assert (len(example), example.target_mask.sum(), example.target_tokens) == (4, 4, 3)
