@@ -49,9 +49,7 @@ class RenderedChat:
 class ChatTemplate:
     """A tokenizer's chat template, a job's own, or the default."""
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, settings: TemplateSettings | None = None
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: TemplateSettings | None = None) -> None:
         self._tokenizer = tokenizer
         self._settings = settings or TemplateSettings()
         self._variables = {**tokenizer.special_tokens_map, **self._settings.kwargs}
@@ -67,8 +65,7 @@ class ChatTemplate:
         compiled = self._compiled[source]
         variables = {**self._variables, "tools": tools}
         given = messages_for(source, example.messages, tools is not None)
-        messages, text = _accepted(compiled.template, given, variables)
-        trace = _traced(compiled.template, messages, variables, text)
+        messages, trace = _accepted(compiled.template, given, variables)
         trained = self._trained(example)
         if compiled.template.has_generation:
             found = _generated(trace, given, trained, self._tokens)
@@ -76,9 +73,11 @@ class ChatTemplate:
             headers = Headers(compiled.template, messages, variables, compiled.header)
             found = _found(Turns(trace, headers, self._tokens, len(messages)), trained)
         for index, spans in found.by_message.items():
-            _check_calls(text, given[index], spans)
+            missing = _missing_call(given[index], "".join(trace.text[start:end] for start, end in spans))
+            if missing is not None:
+                raise TemplateRefusal(f"calls {missing}, and the model's chat template leaves the call out")
         notes = found.notes | left_out(given, trained, trace)
-        return RenderedChat(text, tuple(found.spans), tuple(note for note in Note if note in notes))
+        return RenderedChat(trace.text, tuple(found.spans), tuple(note for note in Note if note in notes))
 
     def _source(self, tools: list[dict[str, Any]] | None) -> str:
         if self._settings.chat_template is not None:
@@ -90,7 +89,7 @@ class ChatTemplate:
     def _trained(self, example: ChatExample) -> list[bool]:
         if self._settings.train_on == "all":
             return list(example.trained)
-        last = max(index for index, wanted in enumerate(example.trained) if wanted)
+        last = max((index for index, wanted in enumerate(example.trained) if wanted), default=None)
         return [index == last for index in range(len(example.trained))]
 
 
@@ -115,9 +114,9 @@ class _Found:
 
 def _accepted(
     template: TracedTemplate, given: list[Message], variables: Mapping[str, Any]
-) -> tuple[list[Message], str]:
-    """The first form of the messages that the template takes, and its text."""
-    odd: tuple[list[Message], str] | None = None
+) -> tuple[list[Message], Trace]:
+    """The first form of the messages that the template takes as it is meant, and its trace."""
+    second_best: tuple[list[Message], Trace] | None = None
     refusal: Exception | None = None
     for messages in forms(given):
         try:
@@ -125,12 +124,22 @@ def _accepted(
         except TEMPLATE_ERRORS as error:
             refusal = refusal or error
             continue
-        if not prints_python(text, messages) and not _prints_null(template, messages, variables, text):
-            return messages, text
-        odd = odd or (messages, text)
-    if odd is not None:
-        return odd
+        trace = _traced(template, messages, variables, text)
+        if not (
+            prints_python(text, messages)
+            or _prints_null(template, messages, variables, text)
+            or any(_missing_call(message, trace.text_of(i)) for i, message in enumerate(messages))
+        ):
+            return messages, trace
+        second_best = second_best or (messages, trace)
+    if second_best is not None:
+        return second_best
     raise TemplateRefusal(f"is refused by the model's chat template: {refusal}") from refusal
+
+
+def _missing_call(message: Message, written: str) -> str | None:
+    """The first tool that ``message`` calls and whose name is not ``written``."""
+    return next((name for name in call_names(message) if name not in written), None)
 
 
 def _prints_null(
@@ -173,9 +182,7 @@ def _found(turns: Turns, trained: list[bool]) -> _Found:
     return _Found([span for spans in by_message.values() for span in spans], by_message, notes)
 
 
-def _generated(
-    trace: Trace, messages: list[Message], trained: list[bool], tokens: ControlTokens
-) -> _Found:
+def _generated(trace: Trace, messages: list[Message], trained: list[bool], tokens: ControlTokens) -> _Found:
     """The generation blocks, but for what answers wrote that are not to be learnt."""
     answers = [message["role"] == "assistant" for message in messages]
     unowned: list[Span] = []
@@ -206,10 +213,3 @@ def _merged(spans: list[Span]) -> list[Span]:
             start = merged.pop()[0]
         merged.append((start, end))
     return merged
-
-
-def _check_calls(text: str, message: Message, spans: list[Span]) -> None:
-    learnt = "".join(text[start:end] for start, end in spans)
-    for name in call_names(message):
-        if name not in learnt:
-            raise TemplateRefusal(f"calls {name}, and the model's chat template leaves the call out")

@@ -6,7 +6,7 @@ an answer and not for each answer.
 """
 
 from collections.abc import Mapping
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any
 
 from zero_core.data.control_tokens import ControlTokens
@@ -33,7 +33,9 @@ class TemplateHeader:
             self.prompts = without != template.text([_QUESTION], _prompting(variables))
         except TEMPLATE_ERRORS:
             return
-        tail = _tail(template, [_QUESTION], variables) if self.prompts else _before_answer(template, variables)
+        tail = (
+            _tail(template, [_QUESTION], variables) if self.prompts else _before_answer(template, variables)
+        )
         self.text = tail or ""
 
 
@@ -59,11 +61,13 @@ class Headers:
         ``limit`` is where the message's own text begins, or the turn's end.
         """
         header = self._before(index)
-        for given in (header, self._fallback.text):
-            # After a tool's answer some templates give no header and write one all the same.
+        # The spaces between two turns may have been written with the one before.
+        bare = header.lstrip()
+        # After a tool's answer some templates give no header and write one all the same.
+        for given in (header, bare, self._fallback.text):
             if given and text.startswith(given, start):
                 return start + len(given)
-        return _shared_end(text, header, start, limit, tokens)
+        return _shared_end(text, header if text[start].isspace() else bare, start, limit, tokens)
 
     def _before(self, index: int) -> str:
         """What the model is given to write message ``index``, after the message before it."""
@@ -79,7 +83,8 @@ class Headers:
 def _shared_end(text: str, header: str, start: int, limit: int, tokens: ControlTokens) -> int:
     """The end of what a turn has of a longer header: a prompt that opens a thought is one for an answer
     that has none. Whole tokens and words count, up to the message's own text."""
-    shared = start + len(commonprefix([header, text[start : start + len(header)]]))
+    written = zip(header, text[start : start + len(header)], strict=False)
+    shared = start + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], written))
     if shared >= limit:
         return limit
     ends = [found.end() for found in tokens.between(text, start, shared)]
@@ -120,6 +125,8 @@ def _before_answer(template: TracedTemplate, variables: Mapping[str, Any]) -> st
     if trace is None or not trace.pieces(1):
         return None
     turn_start, turn_end = trace.pieces(1)[0]
-    own = [start for start, end, index in trace.fields if index == 1 and turn_start <= start and end <= turn_end]
+    own = [
+        start for start, end, index in trace.fields if index == 1 and turn_start <= start and end <= turn_end
+    ]
     header = text[turn_start : own[0]] if own else ""
     return header if header.strip() else None

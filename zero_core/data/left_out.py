@@ -32,7 +32,7 @@ class _Written:
     """The text of one message's turn; for messages that templates move, such as the system's, all of it."""
 
     def __init__(self, trace: Trace, index: int, role: str) -> None:
-        own = "".join(trace.text[start:end] for start, end in trace.pieces(index))
+        own = trace.text_of(index)
         self._texts = [own] if role == "assistant" and own.strip() else [own, trace.text]
 
     def has(self, words: str) -> bool:

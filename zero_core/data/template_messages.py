@@ -38,7 +38,9 @@ def forms(messages: list[Message]) -> Iterator[list[Message]]:
 def prints_python(text: str, messages: list[Message]) -> bool:
     """Whether a template that expects the arguments of a call as text printed Python's view of the object."""
     return any(
-        isinstance(function["arguments"], dict) and function["arguments"] and str(function["arguments"]) in text
+        isinstance(function["arguments"], dict)
+        and function["arguments"]
+        and str(function["arguments"]) in text
         for message in messages
         for function in _functions(message)
     )

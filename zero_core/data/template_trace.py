@@ -26,7 +26,9 @@ from zero_core.models.model_files import InvalidModel
 Span = tuple[int, int]
 """Characters [start, end) of the rendered text."""
 
-TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+TEMPLATE_ERRORS = (
+    TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError,
+)  # fmt: skip
 """What a template can raise: its own refusals and Jinja's, and Python's on a value of another shape."""
 
 # A template may print today's date. A run that is resumed tomorrow must see the same tokens, so the date
@@ -54,6 +56,9 @@ class Trace:
     def pieces(self, index: int) -> list[Span]:
         """What message ``index`` wrote, in order."""
         return self._by_owner.get(index, [])
+
+    def text_of(self, index: int) -> str:
+        return "".join(self.text[start:end] for start, end in self.pieces(index))
 
     def generated_by(self) -> Iterator[tuple[int, int, int | None]]:
         """``generated`` in order and without overlap, cut where another message goes on."""
@@ -227,16 +232,33 @@ class _Tracker:
 
 
 class _Instrument(NodeTransformer):
+    """Puts calls of the tracker into a template. Loops that write nothing only look something up: left as
+    they are, they cost no more than before."""
+
+    def __init__(self) -> None:
+        self._in_loop = False
+
     def visit_For(self, node: nodes.For) -> list[nodes.Node]:
-        self.generic_visit(node)
+        if not _writes(node):
+            return [node]
+        self._visit_inside(node, in_loop=True)
         if isinstance(node.target, nodes.Name):
             node.body.insert(0, _call(_ITEM, node.target.name))
         return [_call(_PUSH), node, _call(_POP)]
 
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        self._visit_inside(node, in_loop=False)
+        return node
+
     def visit_Assign(self, node: nodes.Assign) -> list[nodes.Node]:
-        if isinstance(node.target, nodes.Name):
+        if self._in_loop and isinstance(node.target, nodes.Name):
             return [node, _call(_SET, node.target.name)]
         return [node]
+
+    def _visit_inside(self, node: nodes.Node, in_loop: bool) -> None:
+        outside, self._in_loop = self._in_loop, in_loop
+        self.generic_visit(node)
+        self._in_loop = outside
 
     def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
         self.generic_visit(node)
@@ -246,7 +268,17 @@ class _Instrument(NodeTransformer):
         return node
 
 
+def _writes(node: nodes.For) -> bool:
+    for output in node.find_all(nodes.Output):
+        for part in output.nodes:
+            if not isinstance(part, nodes.TemplateData) or not part.data.isspace():
+                return True
+    return next(iter(node.find_all((nodes.CallBlock, nodes.FilterBlock))), None) is not None
+
+
 def _call(function: str, *names: str) -> nodes.Output:
     arguments = [nodes.Name(name, "load") for name in names]
     call = nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)
-    return nodes.Output([call]).set_lineno(1)
+    output = nodes.Output([call])
+    output.set_lineno(1)
+    return output

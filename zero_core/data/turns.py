@@ -41,7 +41,9 @@ class Turns:
         start, end = pieces[0]
         limit = next((own for own, _, owner in self._fields_in(start, end) if owner == index), end)
         pieces[0] = self._headers.end(text, index, start, limit, self._tokens), end
-        spans = [self._ended(index, piece, position == len(pieces) - 1) for position, piece in enumerate(pieces)]
+        spans = [
+            self._ended(index, piece, position == len(pieces) - 1) for position, piece in enumerate(pieces)
+        ]
         note = end_note(text, spans[-1], self._tokens)
         return Turn([own for span in spans for own in self._without_others(index, span)], note)
 
