@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from jinja2.exceptions import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from zero_core.data.control_tokens import ControlTokens
@@ -34,7 +35,7 @@ __all__ = ["AmbiguousTemplate", "ChatTemplate", "RenderedChat", "Span", "Templat
 
 
 class AmbiguousTemplate(ValueError):
-    """Where the assistant's words are can't be told from the rendered text."""
+    """The template does not show where the assistant's words are, or can't be used at all."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,9 @@ class ChatTemplate:
     def render(self, example: ChatExample) -> RenderedChat:
         """Raises TemplateRefusal (the example's fault) or AmbiguousTemplate (the template's)."""
         tools = list(example.tools) or None
-        source = self._source(tools)
-        if source not in self._compiled:
-            self._compiled[source] = _Compiled(TracedTemplate(source), self._variables)
-        compiled = self._compiled[source]
+        compiled = self._template_for(tools)
         variables = {**self._variables, "tools": tools}
-        given = messages_for(source, example.messages, tools is not None)
+        given = messages_for(compiled.template.source, example.messages, tools is not None)
         messages, trace = _accepted(compiled.template, given, variables)
         trained = self._trained(example)
         if compiled.template.has_generation:
@@ -78,6 +76,19 @@ class ChatTemplate:
                 raise TemplateRefusal(f"calls {missing}, and the model's chat template leaves the call out")
         notes = found.notes | left_out(given, trained, trace)
         return RenderedChat(trace.text, tuple(found.spans), tuple(note for note in Note if note in notes))
+
+    def _template_for(self, tools: list[dict[str, Any]] | None) -> "_Compiled":
+        try:
+            source = self._source(tools)
+            if source not in self._compiled:
+                self._compiled[source] = _Compiled(TracedTemplate(source), self._variables)
+        except TemplateSyntaxError as error:
+            raise AmbiguousTemplate(
+                f"it is no valid Jinja template: line {error.lineno}: {error.message}"
+            ) from error
+        except ValueError as error:  # of several templates none is for a conversation like this
+            raise AmbiguousTemplate(str(error)) from error
+        return self._compiled[source]
 
     def _source(self, tools: list[dict[str, Any]] | None) -> str:
         if self._settings.chat_template is not None:
@@ -179,7 +190,7 @@ def _found(turns: Turns, trained: list[bool]) -> _Found:
             raise AmbiguousTemplate(f"message {index} is not written by a loop over the messages")
         by_message[index] = turn.spans
         notes |= {turn.note} if turn.note else set()
-    return _Found([span for spans in by_message.values() for span in spans], by_message, notes)
+    return _Found(_merged([span for spans in by_message.values() for span in spans]), by_message, notes)
 
 
 def _generated(trace: Trace, messages: list[Message], trained: list[bool], tokens: ControlTokens) -> _Found:
@@ -208,8 +219,9 @@ def _generated(trace: Trace, messages: list[Message], trained: list[bool], token
 
 def _merged(spans: list[Span]) -> list[Span]:
     merged: list[Span] = []
-    for start, end in spans:
-        if merged and merged[-1][1] == start:
-            start = merged.pop()[0]
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            last_start, last_end = merged.pop()
+            start, end = last_start, max(last_end, end)
         merged.append((start, end))
     return merged

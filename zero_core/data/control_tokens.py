@@ -18,8 +18,9 @@ class ControlTokens:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, stop_token_ids: Iterable[int]) -> "ControlTokens":
         added = [str(token) for token in tokenizer.added_tokens_encoder if not str(token).isspace()]
-        stops = [tokenizer.convert_ids_to_tokens(int(token)) for token in stop_token_ids]
-        return cls(added, {str(tokenizer.eos_token), *filter(None, map(str, stops))}, tokenizer.bos_token)
+        # A generation config may name tokens that the tokenizer lacks.
+        stops = filter(None, (tokenizer.convert_ids_to_tokens(token) for token in stop_token_ids))
+        return cls(added, {str(tokenizer.eos_token), *map(str, stops)}, tokenizer.bos_token)
 
     def is_stop(self, token: str) -> bool:
         return token in self._stops

@@ -23,7 +23,7 @@ def left_out(messages: Sequence[Message], trained: Sequence[bool], trace: Trace)
             if not all(map(written.has, thoughts)):
                 notes.add(Note.REASONING_LEFT_OUT)
         said = content.rpartition("</think>")[2] if message["role"] == "assistant" else content
-        if not written.has(said):
+        if said.strip() and not (written.has(said) if trace.said is None else index in trace.said):
             notes.add(Note.TEXT_BESIDE_CALL_LEFT_OUT if call_names(message) else Note.CONTENT_LEFT_OUT)
     return notes
 

@@ -123,7 +123,7 @@ def main() -> int:
             else:
                 write(example, sys.stdout, colour=sys.stdout.isatty())
     except (ValueError, OSError) as error:  # every refusal of a file, a model or a template is a ValueError
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", str(error).replace("\n", " "), file=sys.stderr)
         return 1
     return 0
 

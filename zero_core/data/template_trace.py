@@ -16,12 +16,11 @@ from functools import cached_property
 from typing import Any
 
 from jinja2 import nodes
-from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2.exceptions import TemplateError
 from jinja2.visitor import NodeTransformer
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from zero_core.data.examples import Message
-from zero_core.models.model_files import InvalidModel
 
 Span = tuple[int, int]
 """Characters [start, end) of the rendered text."""
@@ -38,6 +37,7 @@ _NOW = datetime(2024, 7, 26)
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _PUSH, _ITEM, _SET, _POP = "_trace_push", "_trace_item", "_trace_set", "_trace_pop"
 _BEGIN, _END = "_trace_begin", "_trace_end"
+_FIELD_MARKS = (("content", "s", "e"), ("reasoning_content", "r", "f"), ("thinking", "r", "f"))
 _PRIVATE_USE = range(0xF0000, 0xF1000)
 
 
@@ -52,6 +52,9 @@ class Trace:
 
     fields: list[tuple[int, int, int]] = field(default_factory=list)
     """[start, end) of a message's own content or reasoning, and the message."""
+
+    said: frozenset[int] | None = None
+    """Messages of whose content at least one end was written; None where fields were not marked."""
 
     def pieces(self, index: int) -> list[Span]:
         """What message ``index`` wrote, in order."""
@@ -84,14 +87,10 @@ class TracedTemplate:
     """One template, compiled once, in the sandbox of transformers."""
 
     def __init__(self, source: str) -> None:
-        try:
-            self._plain: Any = _compile_jinja_template(source)
-            environment = self._plain.environment
-            self._traced: Any = environment.from_string(_Instrument().visit(environment.parse(source)))
-        except TemplateSyntaxError as error:
-            raise InvalidModel(
-                f"the chat template is no valid Jinja template: line {error.lineno}: {error.message}"
-            ) from error
+        """Raises TemplateSyntaxError."""
+        self._plain: Any = _compile_jinja_template(source)
+        environment = self._plain.environment
+        self._traced: Any = environment.from_string(_Instrument().visit(environment.parse(source)))
         self.source = source
         self.has_generation = _GENERATION.search(source) is not None
 
@@ -109,7 +108,7 @@ class TracedTemplate:
             written = self._render(self._traced, marked, variables, _Tracker(marks, marked).functions())
         except TEMPLATE_ERRORS:
             return None
-        trace = marks.read(written)
+        trace = marks.read(written, fields)
         return trace if trace.text == text else None
 
     def _render(
@@ -132,17 +131,17 @@ class _Marks:
 
     def fields_of(self, index: int, message: Message) -> Message:
         marked = dict(message)
-        for key in ("content", "reasoning_content", "thinking"):
+        for key, start, end in _FIELD_MARKS:
             value = message.get(key)
             if isinstance(value, str) and (core := value.strip()):
                 before, after = value.split(core, 1) if core != value else ("", "")
-                marked[key] = before + self.mark("s", index) + core + self.mark("e", index) + after
+                marked[key] = before + self.mark(start, index) + core + self.mark(end, index) + after
         return marked
 
-    def read(self, written: str) -> Trace:
+    def read(self, written: str, fields: bool) -> Trace:
         parts = self._pattern.split(written)
         texts: list[str] = []
-        reader = _Reader()
+        reader = _Reader(fields)
         for at in range(0, len(parts), 3):
             texts.append(parts[at])
             reader.advance(len(parts[at]))
@@ -153,7 +152,8 @@ class _Marks:
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, fields: bool) -> None:
+        self._said: set[int] | None = set() if fields else None
         self._position = 0
         self._owner: int | None = None
         self._owners: list[tuple[int, int, int | None]] = []
@@ -178,15 +178,22 @@ class _Reader:
                 self._begun.append(self._position)
             case "h" if self._begun:
                 self._generated.append((self._begun.pop(), self._position))
-            case "s" if number is not None:
+            case "s" | "r" if number is not None:
+                self._say(letter, number)
                 self._open_fields[number] = self._position
-            case "e" if number is not None:
+            case "e" | "f" if number is not None:
+                self._say(letter, number)
                 start = self._open_fields.pop(number, None)
                 if start is not None:
                     self._fields.append((start, self._position, number))
 
+    def _say(self, letter: str, number: int) -> None:
+        if self._said is not None and letter in "se":
+            self._said.add(number)
+
     def trace(self, text: str) -> Trace:
-        return Trace(text, self._owners, self._generated, self._fields)
+        said = None if self._said is None else frozenset(self._said)
+        return Trace(text, self._owners, self._generated, self._fields, said)
 
 
 class _Tracker:

@@ -181,6 +181,9 @@ def _overlapping(offsets: NDArray[np.int64], targets: Sequence[Span]) -> NDArray
     # at all: each token reaches back to where the one before it ended.
     previous_ends = np.concatenate(([0], np.maximum.accumulate(ends)[:-1]))
     starts = np.minimum(offsets[:, 0], previous_ends)
-    for start, end in targets:
-        mask |= (starts < end) & (ends > start)
+    borders = np.asarray(targets, dtype=np.int64).reshape(-1, 2)
+    # The first target that ends after a token starts is the only one to ask: they are in order.
+    asked = np.searchsorted(borders[:, 1], starts, side="right")
+    some = asked < len(borders)
+    mask[some] = borders[asked[some], 0] < ends[some]
     return mask

@@ -9,7 +9,6 @@ from zero_core.data.chat_template import AmbiguousTemplate, ChatTemplate, Templa
 from zero_core.data.examples import ChatExample, parse_example
 from zero_core.data.notes import Note
 from zero_core.data.template_settings import TemplateSettings, stop_token_ids
-from zero_core.models.model_files import InvalidModel
 
 # The shapes of well-known templates, cut to what matters here.
 SMOLLM = (
@@ -259,8 +258,42 @@ def test_a_template_stays_in_its_sandbox(template: str) -> None:
 
 
 def test_a_template_that_does_not_parse_is_the_models_fault() -> None:
-    with pytest.raises(InvalidModel, match="no valid Jinja template: line 2: Unexpected end"):
+    with pytest.raises(AmbiguousTemplate, match="no valid Jinja template: line 2: Unexpected end"):
         learnt("\n{% for m in messages %}", TWO_TURNS)
+
+
+def test_a_template_that_looks_at_how_content_begins() -> None:
+    """Marks in the content would change what it does: it is traced without them."""
+    looking = CHATML.replace(
+        "message['content'] +", "(message['content'] if message['content'].startswith('q') else '?') +"
+    )
+    chat = example(user("q"), assistant("quite"), user("why"), assistant("a"))
+    rendered = ChatTemplate(byte_tokenizer(looking)).render(chat)
+    assert [rendered.text[start:end] for start, end in rendered.targets] == ["quite<|im_end|>", "?<|im_end|>"]
+    assert rendered.notes == (Note.CONTENT_LEFT_OUT,)
+
+
+def test_content_that_the_template_rewrites_is_not_left_out() -> None:
+    rewriting = CHATML.replace("message['content'] +", "message['content'].replace('/no_think', '') +")
+    chat = example(user("q /no_think now"), assistant("a"))
+    rendered = ChatTemplate(byte_tokenizer(rewriting)).render(chat)
+    assert "q  now" in rendered.text
+    assert rendered.notes == ()
+
+
+def test_of_several_templates_the_one_for_tools_is_used() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = {"default": CHATML, "tool_use": CHATML.replace("<|im_end|>", "{{ tools }}")}
+    chat = example(user("q"), assistant("a"), tools=[{"type": "function", "function": {"name": "f"}}])
+    assert "{{ tools }}" in ChatTemplate(tokenizer).render(chat).text
+    tokenizer.chat_template = {"rag": CHATML}
+    with pytest.raises(AmbiguousTemplate, match="chat template"):
+        ChatTemplate(tokenizer).render(example(user("q"), assistant("a")))
+
+
+def test_a_stop_that_the_tokenizer_lacks() -> None:
+    settings = TemplateSettings(stop_token_ids=frozenset({10**6}))
+    assert ChatTemplate(byte_tokenizer(), settings).render(TWO_TURNS).notes == ()
 
 
 def test_stops_are_those_of_the_generation_config(tmp_path: Path) -> None:

@@ -4,21 +4,25 @@ marked in the second, but for what the marks are known to hold too much of: the 
 token, and for some families the header.
 """
 
+import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.exceptions import TemplateError
 
 from tests.tiny_model import byte_tokenizer
-from zero_core.data.chat_template import ChatTemplate
+from zero_core.data.chat_template import ChatTemplate, TemplateRefusal
 from zero_core.data.examples import ChatExample, parse_example
 from zero_core.data.template_settings import TemplateSettings
 
 # Found without importing it, which takes seconds.
 _DIRECTORY = Path(find_spec("trl").submodule_search_locations[0]) / "chat_templates"
 _CONTROL = re.compile(r"<\|[^|<> ]+\|>|<｜[^｜]+｜>|</?(?:start|end)_of_turn>|<\|?turn\|?>|<\|?tool_\w+\|?>")
+# Long templates of which the versions differ in nothing that counts here.
+_LIKE_OTHERS = ("gemma4", "nemotron_3_5", "nemotron_3_super", "nemotron_3_ultra", "qwen3_6", "qwen3_8")
 _HEADERS = {
     "deepseekv3": ["<｜Assistant｜>", "<｜tool▁outputs▁end｜>"],
     "gptoss": ["<|start|>assistant"],
@@ -126,3 +130,41 @@ def test_a_call_and_an_answer_end_with_the_token_of_whom_they_ask() -> None:
         _, ours = _learnt(original, control, stops, chat)
         _, theirs = _learnt(marked, control, stops, chat)
         assert [*ours[:-1], ours[-1] + "<|user|>"] == theirs
+
+
+def test_what_is_learnt_begins_where_the_prompt_ends() -> None:
+    """By the direct way, a rendering of the conversation so far for each answer, in TRL's families."""
+    compared = set()
+    for file in sorted(_DIRECTORY.glob("*.jinja")):
+        source = file.read_text()
+        if file.stem.endswith("_training") or file.stem.startswith(_LIKE_OTHERS):
+            continue
+        for messages in (_PLAIN, _CALLING):
+            tokenizer = byte_tokenizer(source)
+            tokenizer.add_special_tokens({"additional_special_tokens": sorted(set(_CONTROL.findall(source)))})
+            try:
+                rendered = ChatTemplate(tokenizer).render(_example(messages, tools=False))
+            except TemplateRefusal:
+                continue  # no calls, several systems, or content in parts
+            answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+            given = [_as_objects(message) for message in messages]
+            for index, (start, _) in zip(answers, rendered.targets, strict=True):
+                prompt, before = (_applied(tokenizer, given[:index], wanted) for wanted in (True, False))
+                if prompt and prompt != before and rendered.text.startswith(prompt):
+                    assert start == len(prompt), (file.name, index)
+                    compared.add((file.name, index, messages is _CALLING))
+    assert len(compared) > 40
+
+
+def _applied(tokenizer: Any, messages: list[dict[str, Any]], prompt: bool) -> str | None:
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    except (TemplateError, TypeError):
+        return None  # of null content or arguments that are objects
+
+
+def _as_objects(message: dict[str, Any]) -> dict[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    function = _CALL["function"] | {"arguments": json.loads(_CALL["function"]["arguments"])}
+    return message | {"tool_calls": [_CALL | {"function": function}]}
