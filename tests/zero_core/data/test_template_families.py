@@ -232,6 +232,10 @@ def test_a_loop_over_numbers_is_followed() -> None:
         chat(user("q"), assistant("a"), user("q2"), assistant("b"))
     )
     assert pieces(rendered) == ["a<|im_end|>", "b<|im_end|>"]
+    # A thought that the prompt opens is not the model's to open, wherever the line end was written.
+    thinking = numbered.replace("\n<|im_start|>assistant\n'", "\n<|im_start|>assistant\n<think>'")
+    rendered = ChatTemplate(family(thinking, eos="<|im_end|>")).render(chat(user("q"), assistant("<think>a")))
+    assert pieces(rendered) == ["a<|im_end|>"]
 
 
 def test_macros_and_loops_that_are_left_early() -> None:
