@@ -52,7 +52,10 @@ class Turns:
         text, tokens = self._trace.text, self._tokens
         start, end = piece
         own_end = max((end for _, end, owner in self._fields_in(*piece) if owner == index), default=start)
-        closing = [found for found in tokens.between(text, own_end, end) if not tokens.is_bos(found[0])]
+        closing = tokens.between(text, own_end, end)
+        if own_end == start:
+            closing = _trailing(text, closing, end)
+        closing = [found for found in closing if not tokens.is_bos(found[0])]
         stops = [found for found in closing if tokens.is_stop(found[0])]
         if not stops or (final and index == self._last):
             beyond = tokens.stop_after(text, stops[-1].end() if stops else end)
@@ -60,9 +63,6 @@ class Turns:
                 return start, beyond
         if not final:
             return piece
-        if own_end == start:
-            closing = _trailing(text, closing, end)
-            stops = [found for found in closing if tokens.is_stop(found[0])]
         last = (stops or closing)[-1:]
         return start, last[0].end() if last else end
 

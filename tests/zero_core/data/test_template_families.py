@@ -219,6 +219,9 @@ def test_a_begin_after_the_end_is_not_learnt() -> None:
     )
     tokenizer = family(chained, eos="</s>", bos="<s>")
     assert pieces(ChatTemplate(tokenizer).render(chat(user("q"), assistant("a")))) == ["a</s>"]
+    assert pieces(ChatTemplate(tokenizer).render(chat(user("q"), assistant("")))) == ["</s>"]
+    other = family(chained.replace("</s>", "<|end|>"), eos="</s>", bos="<s>")
+    assert pieces(ChatTemplate(other).render(chat(user("q"), assistant("a")))) == ["a<|end|>"]
 
 
 def test_a_loop_over_numbers_is_followed() -> None:
