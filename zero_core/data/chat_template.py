@@ -1,48 +1,41 @@
 """A conversation as the text that the model's chat template makes of it, with the parts to learn.
 
-To learn is what the model has to write itself: everything after the header of an assistant's turn, up
-to and with the token that ends the turn. A template with ``{% generation %}`` says where that is. For
-any other the conversation is rendered again with a marker in place of one assistant message: what
-differs is that message. A template for which this gives no clear answer is refused.
+The text is always the template's own, of the whole conversation. To learn is what the model has to write
+itself: everything after the header of an assistant's turn, up to and with the token that ends the turn. A
+template with ``{% generation %}`` says where that is; for any other it follows from a trace of the
+template. A template that can't be traced is refused.
 """
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from functools import cached_property
 from typing import Any
 
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
 
+from zero_core.data.control_tokens import ControlTokens
 from zero_core.data.examples import ChatExample, Message
-from zero_core.data.lines import LineProblem, parse_json
+from zero_core.data.headers import Headers, TemplateHeader
+from zero_core.data.left_out import left_out
+from zero_core.data.notes import Note
+from zero_core.data.template_messages import (
+    TemplateRefusal,
+    call_names,
+    forms,
+    messages_for,
+    prints_python,
+)
+from zero_core.data.template_settings import TemplateSettings
+from zero_core.data.template_trace import TEMPLATE_ERRORS, Span, Trace, TracedTemplate
+from zero_core.data.turns import Turns, end_note
 from zero_core.models.loading import DEFAULT_TEMPLATE
 
-# A template may print today's date. A run that is resumed tomorrow must see the same tokens, so the date
-# stands still: at the one that Llama's templates fall back to.
-_FIXED_DATE = (
-    "{%- macro strftime_now(format) -%}"
-    "{{ format | replace('%d', '26') | replace('%b', 'Jul') | replace('%B', 'July') | replace('%m', '07')"
-    " | replace('%Y', '2024') | replace('%y', '24') | replace('%A', 'Friday') | replace('%a', 'Fri')"
-    " | replace('%H', '00') | replace('%M', '00') | replace('%S', '00') }}"
-    "{%- endmacro -%}"
-)
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_MARKER = "MARKEDANSWER"
-# What a template can raise: its own refusals and Jinja's, and Python's on a value of another shape.
-_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
-
-Span = tuple[int, int]
-"""Characters [start, end) of the rendered text."""
-
-
-class TemplateRefusal(ValueError):
-    """The template raised on a conversation, or cannot express a part of it."""
+__all__ = ["AmbiguousTemplate", "ChatTemplate", "RenderedChat", "Span", "TemplateRefusal"]
 
 
 class AmbiguousTemplate(ValueError):
-    """Where the assistant's words are can't be told from the rendered text."""
+    """The template does not show where the assistant's words are, or can't be used at all."""
 
 
 @dataclass(frozen=True)
@@ -51,193 +44,184 @@ class RenderedChat:
     targets: tuple[Span, ...]
     """In order, without overlap."""
 
+    notes: tuple[Note, ...] = ()
+
 
 class ChatTemplate:
-    """A tokenizer's chat template, or the default."""
+    """A tokenizer's chat template, a job's own, or the default."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: TemplateSettings | None = None) -> None:
         self._tokenizer = tokenizer
-        self._control_tokens = _any_of(
-            [str(token) for token in tokenizer.added_tokens_encoder if not str(token).isspace()]
-        )
+        self._settings = settings or TemplateSettings()
+        self._variables = {**tokenizer.special_tokens_map, **self._settings.kwargs}
+        self._tokens = ControlTokens.of(tokenizer, self._settings.stop_token_ids)
+        self._compiled: dict[str, _Compiled] = {}
 
     def render(self, example: ChatExample) -> RenderedChat:
         """Raises TemplateRefusal (the example's fault) or AmbiguousTemplate (the template's)."""
         tools = list(example.tools) or None
-        source = self._source(tools)
-        chat = _Conversation(source, self._tokenizer, _for_template(example, source), tools)
-        answers = [i for i, message in enumerate(example.messages) if message["role"] == "assistant"]
-        if _GENERATION.search(source):
-            text, spans = chat.with_generation_spans()
-            return RenderedChat(text, _weighted(spans, [example.trained[i] for i in answers]))
-        trained = [i for i in answers if example.trained[i]]
-        return RenderedChat(chat.text, tuple(self._span(chat, index) for index in trained))
+        compiled = self._template_for(tools)
+        variables = {**self._variables, "tools": tools}
+        given = messages_for(compiled.template.source, example.messages, tools is not None)
+        messages, trace = _accepted(compiled.template, given, variables)
+        trained = self._trained(example)
+        if compiled.template.has_generation:
+            found = _generated(trace, given, trained, self._tokens)
+        else:
+            headers = Headers(compiled.template, messages, variables, compiled.header)
+            found = _found(Turns(trace, headers, self._tokens, len(messages)), trained)
+        for index, spans in found.by_message.items():
+            missing = _missing_call(given[index], "".join(trace.text[start:end] for start, end in spans))
+            if missing is not None:
+                raise TemplateRefusal(f"calls {missing}, and the model's chat template leaves the call out")
+        notes = found.notes | left_out(given, trained, trace)
+        return RenderedChat(trace.text, tuple(found.spans), tuple(note for note in Note if note in notes))
+
+    def _template_for(self, tools: list[dict[str, Any]] | None) -> "_Compiled":
+        try:
+            source = self._source(tools)
+            if source not in self._compiled:
+                self._compiled[source] = _Compiled(TracedTemplate(source), self._variables)
+        except TemplateSyntaxError as error:
+            raise AmbiguousTemplate(
+                f"it is no valid Jinja template: line {error.lineno}: {error.message}"
+            ) from error
+        except ValueError as error:  # of several templates none is for a conversation like this
+            raise AmbiguousTemplate(str(error)) from error
+        return self._compiled[source]
 
     def _source(self, tools: list[dict[str, Any]] | None) -> str:
+        if self._settings.chat_template is not None:
+            return self._settings.chat_template
         if self._tokenizer.chat_template is None:
             return DEFAULT_TEMPLATE
         return str(self._tokenizer.get_chat_template(tools=tools))
 
-    def _span(self, chat: "_Conversation", index: int) -> Span:
-        """The part of message ``index``: after its header, to the end of its turn."""
-        before, after = chat.around(index)
-        content_end = len(chat.text) - len(after)
-        start = self._start(chat, index, before)
-        if not chat.text.endswith(after) or content_end < start:
-            raise AmbiguousTemplate(f"message {index} is not rendered as one piece")
-        return start, content_end + self._ending_length(after, chat.ending(index))
+    def _trained(self, example: ChatExample) -> list[bool]:
+        if self._settings.train_on == "all":
+            return list(example.trained)
+        last = max((index for index, wanted in enumerate(example.trained) if wanted), default=None)
+        return [index == last for index in range(len(example.trained))]
 
-    def _ending_length(self, after: str, alone: str) -> int:
-        """How much of what stands after a message ends its turn: up to its first control token.
 
-        ``alone`` stands there when nothing follows; what both begin with is the message's own, the rest of
-        ``after`` is the next one's header.
-        """
-        control = self._control_tokens.search(_common_start(after, alone))
-        if control is not None:
-            return control.end()
-        return len(alone) if after.startswith(alone) else 0
+class _Compiled:
+    def __init__(self, template: TracedTemplate, variables: Mapping[str, Any]) -> None:
+        self.template = template
+        self._variables = {**variables, "tools": None}
 
-    def _start(self, chat: "_Conversation", index: int, before: str) -> int:
-        """Where the model's own words begin: after the generation prompt, which ends the header."""
-        prompt = chat.prompt(index)
-        # It may be shorter than the header (the template writes an empty thought) or longer (it opens one),
-        # but a template that ignores add_generation_prompt has no prompt at all.
-        if (
-            prompt is not None
-            and prompt != before
-            and chat.text.startswith(prompt)
-            and prompt != chat.until(index)
+    @cached_property
+    def header(self) -> TemplateHeader:
+        return TemplateHeader(self.template, self._variables)
+
+
+@dataclass(frozen=True)
+class _Found:
+    spans: list[Span]
+    by_message: dict[int, list[Span]]
+    """What is learnt of each message that is."""
+
+    notes: set[Note]
+
+
+def _accepted(
+    template: TracedTemplate, given: list[Message], variables: Mapping[str, Any]
+) -> tuple[list[Message], Trace]:
+    """The first form of the messages that the template takes as it is meant, and its trace."""
+    second_best: tuple[list[Message], Trace] | None = None
+    refusal: Exception | None = None
+    for messages in forms(given):
+        try:
+            text = template.text(messages, variables)
+        except TEMPLATE_ERRORS as error:
+            refusal = refusal or error
+            continue
+        trace = _traced(template, messages, variables, text)
+        if not (
+            prints_python(text, messages)
+            or _prints_null(template, messages, variables, text)
+            or any(_missing_call(message, trace.text_of(i)) for i, message in enumerate(messages))
         ):
-            return len(prompt)
-        if not chat.text.startswith(before):
-            raise AmbiguousTemplate(f"what comes before message {index} depends on its content")
-        return len(before)
+            return messages, trace
+        second_best = second_best or (messages, trace)
+    if second_best is not None:
+        return second_best
+    raise TemplateRefusal(f"is refused by the model's chat template: {refusal}") from refusal
 
 
-class _Conversation:
-    """One conversation, rendered whole and in the variants that tell its parts apart."""
-
-    def __init__(
-        self,
-        source: str,
-        tokenizer: PreTrainedTokenizerBase,
-        messages: list[Message],
-        tools: list[dict[str, Any]] | None,
-    ) -> None:
-        self._source = _FIXED_DATE + source if "strftime_now" in source else source
-        self._variables = dict(tokenizer.special_tokens_map)
-        self._messages = messages
-        self._tools = tools
-        try:
-            self.text = self._render(messages)
-        except _TEMPLATE_ERRORS as error:
-            raise TemplateRefusal(f"is refused by the model's chat template: {error}") from error
-
-    def around(self, index: int) -> tuple[str, str]:
-        """What stands before and after message ``index``."""
-        return self._split([*self._messages[:index], _marked(), *self._messages[index + 1 :]])
-
-    def ending(self, index: int) -> str:
-        """What stands after message ``index`` when it is the last."""
-        return self._split([*self._messages[:index], _marked()])[1]
-
-    def prompt(self, index: int) -> str | None:
-        """What the model is given to write message ``index``; None where nothing comes before it."""
-        if index == 0:
-            return None
-        try:
-            return self._render(self._messages[:index], add_generation_prompt=True)
-        except _TEMPLATE_ERRORS:
-            return None
-
-    def until(self, index: int) -> str:
-        return self._render(self._messages[:index])
-
-    def with_generation_spans(self) -> tuple[str, list[Span]]:
-        return self._render_with_spans(self._messages, return_assistant_tokens_mask=True)
-
-    def _split(self, messages: list[Message]) -> tuple[str, str]:
-        try:
-            parts = self._render(messages).split(_MARKER)
-        except _TEMPLATE_ERRORS as error:
-            raise AmbiguousTemplate(str(error)) from error
-        if len(parts) != 2:
-            raise AmbiguousTemplate(f"an assistant message is rendered {len(parts) - 1} times")
-        return parts[0], parts[1]
-
-    def _render(self, messages: list[Message], add_generation_prompt: bool = False) -> str:
-        return self._render_with_spans(messages, add_generation_prompt=add_generation_prompt)[0]
-
-    def _render_with_spans(self, messages: list[Message], **switches: bool) -> tuple[str, list[Span]]:
-        arguments: dict[str, Any] = {
-            **self._variables,
-            "conversations": [messages],
-            "tools": self._tools,
-            "chat_template": self._source,
-            **switches,
-        }
-        rendered: Any = render_jinja_template(**arguments)
-        texts, spans = rendered
-        return texts[0], [(start, end) for start, end in spans[0]] if spans else []
+def _missing_call(message: Message, written: str) -> str | None:
+    """The first tool that ``message`` calls and whose name is not ``written``."""
+    return next((name for name in call_names(message) if name not in written), None)
 
 
-def _marked() -> Message:
-    return {"role": "assistant", "content": _MARKER}
+def _prints_null(
+    template: TracedTemplate, messages: list[Message], variables: Mapping[str, Any], text: str
+) -> bool:
+    """Whether the template printed content that is null as the word None."""
+    if "None" not in text or not any(message.get("content", "") is None for message in messages):
+        return False
+    empty = [m | {"content": ""} if m.get("content", "") is None else m for m in messages]
+    try:
+        without = template.text(empty, variables)
+    except TEMPLATE_ERRORS:
+        return False
+    # A template that leaves the calls out where there is content tells nothing about the word.
+    same_calls = all(text.count(name) == without.count(name) for m in messages for name in set(call_names(m)))
+    return same_calls and text.count("None") > without.count("None")
 
 
-def _common_start(left: str, right: str) -> str:
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))
-    return "".join(character for character, _ in same)
+def _traced(
+    template: TracedTemplate, messages: list[Message], variables: Mapping[str, Any], text: str
+) -> Trace:
+    for fields in (True, False):
+        trace = template.trace(messages, variables, text, fields=fields)
+        if trace is not None:
+            return trace
+    raise AmbiguousTemplate("the template works on its own output, so its parts can't be told apart")
 
 
-def _weighted(spans: list[Span], trained: list[bool]) -> tuple[Span, ...]:
-    if all(trained):
-        return tuple(spans)
-    if len(spans) != len(trained):
-        raise AmbiguousTemplate(
-            f"{len(trained)} assistant messages with weights are rendered in {len(spans)} generation blocks"
-        )
-    return tuple(span for span, wanted in zip(spans, trained, strict=True) if wanted)
+def _found(turns: Turns, trained: list[bool]) -> _Found:
+    by_message: dict[int, list[Span]] = {}
+    notes: set[Note] = set()
+    for index, wanted in enumerate(trained):
+        if not wanted:
+            continue
+        turn = turns.turn(index)
+        if turn is None:
+            raise AmbiguousTemplate(f"message {index} is not written by a loop over the messages")
+        by_message[index] = turn.spans
+        notes |= {turn.note} if turn.note else set()
+    return _Found(_merged([span for spans in by_message.values() for span in spans]), by_message, notes)
 
 
-def _any_of(tokens: list[str]) -> re.Pattern[str]:
-    longest_first = sorted(tokens, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) if tokens else r"(?!)")
+def _generated(trace: Trace, messages: list[Message], trained: list[bool], tokens: ControlTokens) -> _Found:
+    """The generation blocks, but for what answers wrote that are not to be learnt."""
+    answers = [message["role"] == "assistant" for message in messages]
+    unowned: list[Span] = []
+    spans: list[Span] = []
+    by_message: dict[int, list[Span]] = {index: [] for index, wanted in enumerate(trained) if wanted}
+    for start, end, owner in trace.generated_by():
+        if owner is not None and answers[owner] and not trained[owner]:
+            continue
+        spans.append((start, end))
+        if owner is None:
+            unowned.append((start, end))
+        elif trained[owner]:
+            by_message[owner].append((start, end))
+    if unowned and trained != answers:
+        raise AmbiguousTemplate("a generation block is of no one message, and some are not to be learnt")
+    if not spans:
+        raise AmbiguousTemplate("no generation block is written for an answer")
+    ends = [(own or unowned)[-1:] for own in by_message.values()]
+    notes = {end_note(trace.text, end[0], tokens) if end else Note.END_NOT_LEARNT for end in ends}
+    by_message = {index: own + unowned for index, own in by_message.items()}
+    return _Found(_merged(spans), by_message, {note for note in notes if note is not None})
 
 
-def _for_template(example: ChatExample, source: str) -> list[Message]:
-    """OpenAI's messages in the words of Hugging Face's templates."""
-    if example.tools and "tools" not in source:
-        raise TemplateRefusal("defines tools, and the model's chat template has no place for them")
-    return [_message(message, source) for message in example.messages]
-
-
-def _message(message: Message, source: str) -> Message:
-    given = {key: value for key, value in message.items() if key not in ("weight", "function_call")}
-    if message["role"] == "developer" and "developer" not in source:
-        given["role"] = "system"
-    if message["role"] == "function":
-        given["role"] = "tool"
-    calls = list(message.get("tool_calls", ()))
-    if "function_call" in message:
-        calls.append({"type": "function", "function": message["function_call"]})
-    if calls:
-        if "tool_calls" not in source:
-            raise TemplateRefusal("calls a tool, and the model's chat template has no place for tool calls")
-        given["tool_calls"] = [_call(call) for call in calls]
-    return given
-
-
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI writes a call's arguments as a string of JSON; templates expect the object.
-    Text that is no proper JSON stays text."""
-    function = dict(call["function"])
-    if isinstance(function["arguments"], str):
-        try:
-            arguments = parse_json(function["arguments"].encode())
-        except LineProblem:
-            arguments = None
-        if isinstance(arguments, dict):
-            function["arguments"] = arguments
-    return call | {"function": function}
+def _merged(spans: list[Span]) -> list[Span]:
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            last_start, last_end = merged.pop()
+            start, end = last_start, max(last_end, end)
+        merged.append((start, end))
+    return merged

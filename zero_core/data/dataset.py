@@ -52,7 +52,7 @@ class Dataset:
         builder = _Builder(ExampleTokenizer(tokenizer), max_length)
         for example in read_examples(path, param):
             try:
-                builder.add(builder.tokenize(example))
+                builder.add(builder.tokenize(example).sample[0])
             except TemplateRefusal as refusal:
                 builder.refuse(LineError(example.line, "template_refused", str(refusal)))
             except AmbiguousTemplate as error:

@@ -29,7 +29,7 @@ _ASSISTANT_KEYS = ("weight", "tool_calls", "function_call", "reasoning_content")
 class ChatExample:
     line: int
     messages: tuple[Message, ...]
-    """As in the file, but ``content`` is always one string, and null keys are gone."""
+    """As in the file, but null keys are gone, and ``content`` is one string; null beside a call without."""
 
     trained: tuple[bool, ...]
     """For each message: an assistant's, with no weight of 0."""
@@ -48,6 +48,15 @@ class CompletionExample:
 class TextExample:
     line: int
     text: str
+
+
+@dataclass(frozen=True)
+class PreferenceExample:
+    line: int
+    prompt: tuple[Message, ...]
+    chosen: tuple[Message, ...]
+    rejected: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 Example = ChatExample | CompletionExample | TextExample
@@ -148,11 +157,11 @@ def _check_call(function: Any, where: str) -> None:
         raise _wrong_type(f"{where}.arguments", arguments, "a string of JSON")
 
 
-def _content(message: Message, where: str) -> str:
+def _content(message: Message, where: str) -> str | None:
     content = message.get("content")
     if content is None:
         if "tool_calls" in message or "function_call" in message:
-            return ""
+            return None
         raise LineProblem("missing_field", f"has no {where}.content")
     if isinstance(content, str):
         return content

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -6,6 +7,8 @@ import pytest
 from tests.tiny_model import CHATML, byte_tokenizer
 from zero_core.data.chat_template import AmbiguousTemplate, ChatTemplate, TemplateRefusal
 from zero_core.data.examples import ChatExample, parse_example
+from zero_core.data.notes import Note
+from zero_core.data.template_settings import TemplateSettings, stop_token_ids
 
 # The shapes of well-known templates, cut to what matters here.
 SMOLLM = (
@@ -81,7 +84,7 @@ TWO_TURNS = example(user("q1"), assistant("a1"), user("q2"), assistant(" a2 "))
         (SMOLLM, ["a1<|im_end|>", " a2 <|im_end|>"]),
         (None, ["a1<|im_end|>", " a2 <|im_end|>"]),
         (THINKING, ["a1<|im_end|>", "<think>\n\n</think>\n\n a2 <|im_end|>"]),
-        (INSTRUCT, ["a1 <|im_end|>", "a2 <|im_end|>"]),
+        (INSTRUCT, [" a1 <|im_end|>", " a2 <|im_end|>"]),
         (PLAIN, ["a1\n\n", " a2 \n\n"]),
         (END_ONLY_AT_THE_END, ["a1", " a2 <|im_end|>"]),
         (MARKED, ["a1<|im_end|>", " a2 <|im_end|>"]),
@@ -168,13 +171,17 @@ def test_a_template_that_raises_refuses_the_example() -> None:
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", "0 times"),
-        ("{% for m in messages %}{{ m.content + m.content }}{% endfor %}", "2 times"),
         (
-            "{% for m in messages %}{{ m.content | length }}{{ m.content }}{% endfor %}",
-            "depends on its content",
+            "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}",
+            "message 1 is not written by a loop",
         ),
-        ("{% for m in messages %}{{ m.content + m.content | length | string }}{% endfor %}", "one piece"),
+        ("{{ messages }}", "message 1 is not written by a loop"),
+        ("{{ messages[0].content + messages[1].content }}", "message 1 is not written by a loop"),
+        (
+            "{% set text %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}{{ text | upper }}",
+            "works on its own output",
+        ),
+        ("{% for m in messages %}{% generation %}{% endgeneration %}{% endfor %}", "no generation block"),
     ],
 )
 def test_an_ambiguous_template_is_refused(template: str, words: str) -> None:
@@ -182,11 +189,119 @@ def test_an_ambiguous_template_is_refused(template: str, words: str) -> None:
         learnt(template, example(user("q"), assistant("a")))
 
 
-def test_weights_need_a_block_for_each_answer() -> None:
+def test_weights_cut_a_block_of_several_answers() -> None:
     one_block = "{% generation %}{% for m in messages %}{{ m.content }}{% endfor %}{% endgeneration %}"
-    chat = example(user("q"), assistant("a", weight=0), assistant("b"))
-    with pytest.raises(AmbiguousTemplate, match="2 assistant messages with weights"):
-        learnt(one_block, chat)
+    chat = example(assistant("a", weight=0), assistant("b"))
+    assert learnt(one_block, chat) == ["b"]
+    outside = "{% for m in messages %}{{ m.role }}{% endfor %}{% generation %}!{% endgeneration %}"
+    with pytest.raises(AmbiguousTemplate, match="some are not to be learnt"):
+        learnt(outside, chat)
+    assert learnt(outside, example(user("q"), assistant("b"))) == ["!"]
+
+
+def test_marks_of_the_template_are_honoured_as_they_are() -> None:
+    chat = example(user("q"), assistant("a"))
+    odd = MARKED.replace(
+        "{{ m.content + '<|im_end|>' }}{% endgeneration %}", "{{ m.content }}{% endgeneration %}!"
+    )
+    rendered = ChatTemplate(byte_tokenizer(odd)).render(chat)
+    assert [rendered.text[start:end] for start, end in rendered.targets] == ["a"]
+    assert rendered.notes == (Note.END_NOT_LEARNT,)
+    assert ChatTemplate(byte_tokenizer(MARKED)).render(chat).notes == ()
+
+
+def test_words_that_the_marks_use_are_ordinary_in_a_conversation() -> None:
+    odd = "".join(map(chr, range(0xF0000, 0xF0010))) + "MARKEDANSWER a0"
+    assert learnt(CHATML, example(user(odd), assistant(odd))) == [odd + "<|im_end|>"]
+
+
+def test_settings_of_a_job() -> None:
+    template = "{{ name }} {{ eos_token }}\n" + CHATML
+    settings = TemplateSettings(template, {"name": {"a": [1, True]}}, "last")
+    rendered = ChatTemplate(byte_tokenizer("unused"), settings).render(TWO_TURNS)
+    assert rendered.text.startswith("{'a': [1, True]} <|im_end|>\n<|im_start|>user")
+    assert [rendered.text[start:end] for start, end in rendered.targets] == [" a2 <|im_end|>"]
+    weighted = example(user("q1"), assistant("a1"), assistant("a2", weight=0))
+    rendered = ChatTemplate(byte_tokenizer(), TemplateSettings(train_on="last")).render(weighted)
+    assert [rendered.text[start:end] for start, end in rendered.targets] == ["a1<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"messages": []}, "'messages' is set by the conversation"),
+        ({"x": object()}, "not JSON serializable"),
+        ({"x": float("nan")}, "Out of range float"),
+    ],
+)
+def test_variables_of_a_template_are_plain(kwargs: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=f"chat_template_kwargs: .*{words}"):
+        TemplateSettings(kwargs=kwargs)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''['__class__'].mro }}",
+        "{{ raise_exception.__globals__.x }}",
+        "{{ strftime_now.__self__.year }}",
+        "{{ kind.__class__.__base__.__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+    ],
+)
+def test_a_template_stays_in_its_sandbox(template: str) -> None:
+    settings = TemplateSettings(template + CHATML, {"kind": "x"})
+    with pytest.raises(TemplateRefusal, match=r"unsafe|Range too big"):
+        ChatTemplate(byte_tokenizer(), settings).render(TWO_TURNS)
+
+
+def test_a_template_that_does_not_parse_is_the_models_fault() -> None:
+    with pytest.raises(AmbiguousTemplate, match="no valid Jinja template: line 2: Unexpected end"):
+        learnt("\n{% for m in messages %}", TWO_TURNS)
+
+
+def test_a_template_that_looks_at_how_content_begins() -> None:
+    """Marks in the content would change what it does: it is traced without them."""
+    looking = CHATML.replace(
+        "message['content'] +", "(message['content'] if message['content'].startswith('q') else '?') +"
+    )
+    chat = example(user("q"), assistant("quite"), user("why"), assistant("a"))
+    rendered = ChatTemplate(byte_tokenizer(looking)).render(chat)
+    assert [rendered.text[start:end] for start, end in rendered.targets] == ["quite<|im_end|>", "?<|im_end|>"]
+    assert rendered.notes == (Note.CONTENT_LEFT_OUT,)
+
+
+def test_content_that_the_template_rewrites_is_not_left_out() -> None:
+    rewriting = CHATML.replace("message['content'] +", "message['content'].replace('/no_think', '') +")
+    chat = example(user("q /no_think now"), assistant("a"))
+    rendered = ChatTemplate(byte_tokenizer(rewriting)).render(chat)
+    assert "q  now" in rendered.text
+    assert rendered.notes == ()
+
+
+def test_of_several_templates_the_one_for_tools_is_used() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = {"default": CHATML, "tool_use": CHATML.replace("<|im_end|>", "{{ tools }}")}
+    chat = example(user("q"), assistant("a"), tools=[{"type": "function", "function": {"name": "f"}}])
+    assert "{{ tools }}" in ChatTemplate(tokenizer).render(chat).text
+    tokenizer.chat_template = {"rag": CHATML}
+    with pytest.raises(AmbiguousTemplate, match="chat template"):
+        ChatTemplate(tokenizer).render(example(user("q"), assistant("a")))
+
+
+def test_a_stop_that_the_tokenizer_lacks() -> None:
+    settings = TemplateSettings(stop_token_ids=frozenset({10**6}))
+    assert ChatTemplate(byte_tokenizer(), settings).render(TWO_TURNS).notes == ()
+
+
+def test_stops_are_those_of_the_generation_config(tmp_path: Path) -> None:
+    assert stop_token_ids(tmp_path) == frozenset()
+    (tmp_path / "config.json").write_text('{"eos_token_id": 3}')
+    assert stop_token_ids(tmp_path) == {3}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    assert stop_token_ids(tmp_path) == {1, 2}
 
 
 def test_developer_is_system_where_the_template_does_not_know_it() -> None:

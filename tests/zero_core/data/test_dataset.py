@@ -72,6 +72,7 @@ def test_conversations_that_the_template_refuses_are_named(tmp_path: Path) -> No
 def test_an_ambiguous_template_is_the_models_fault(tmp_path: Path) -> None:
     file = write_chat_file(tmp_path / "f", 2)
     with pytest.raises(
-        InvalidModel, match=r"line 1 of the training_file: .* 0 times\); mark them .* generation"
+        InvalidModel,
+        match=r"line 1 of the training_file: .* by a loop over the messages\); mark them .* generation",
     ):
         Dataset.from_file(file, byte_tokenizer("nothing"), 64)

@@ -57,10 +57,12 @@ def test_chat_is_read(tmp_path: Path) -> None:
     )
     (example,) = read_examples(file)
     assert isinstance(example, ChatExample)
-    assert [message["content"] for message in example.messages] == ["d", "q", "", "r", "ab"]
+    assert [message["content"] for message in example.messages] == ["d", "q", None, "r", "ab"]
     assert example.trained == (False, False, False, False, True)
     assert example.tools == ({"type": "function", "function": {"name": "f"}},)
-    assert all(value is not None for message in example.messages for value in message.values())
+    assert all(
+        message[key] is not None for message in example.messages for key in message.keys() - {"content"}
+    )
 
 
 def test_completion_and_text_are_read(tmp_path: Path) -> None:
