@@ -54,12 +54,12 @@ class FileReport:
 
     def told(self, unit: str) -> str:
         """The summary, where an error's ``line`` is counted in ``unit``. The same reason is said once."""
-        lines_of: dict[str, list[int]] = {}
+        lines_of: dict[str, list[int | None]] = {}
         for error in self.errors:
-            lines_of.setdefault(error.message, []).extend([] if error.line is None else [error.line])
+            lines_of.setdefault(error.message, []).append(error.line)
         parts, told = [], 0
         for message, lines in list(lines_of.items())[:_SHOWN]:
-            first, *others = lines[:_SHOWN] or [None]
+            first, *others = lines[:_SHOWN]
             also = f" (also {unit}s {', '.join(map(str, others))})" if others else ""
             parts.append(f"{message}{also}" if first is None else f"{unit} {first} {message}{also}")
             told += 1 + len(others)

@@ -13,7 +13,7 @@ import lzma
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -34,7 +34,7 @@ _MAGIC = {
     b"\xfd7zXZ\x00": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
-_OPENERS = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
+_OPENERS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
 _TABLES = {b"PAR1": "Parquet", b"ARROW1": "Arrow"}
 # UTF-32's mark begins with UTF-16's.
 _MARKS = (
@@ -208,7 +208,7 @@ def _unpacked(path: Path, compression: str | None) -> Iterator[BinaryIO]:
             if compression is None:
                 yield opened.enter_context(path.open("rb"))
             elif compression in _OPENERS:
-                yield cast(BinaryIO, opened.enter_context(_OPENERS[compression](path, "rb")))
+                yield opened.enter_context(_OPENERS[compression](path, "rb"))
             elif compression == "zip":
                 yield opened.enter_context(_only_member(opened.enter_context(zipfile.ZipFile(path))))
             else:
