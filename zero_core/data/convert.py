@@ -5,14 +5,13 @@ The whole file is converted or nothing is written: a record that can't be is nam
 
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from zero_core.data.examples import Format, ParsedLine, format_of, parse_example
+from zero_core.data.examples import Format, format_of, parse_example
 from zero_core.data.foreign import foreign_format
 from zero_core.data.formats import require_format
 from zero_core.data.lines import Line, LineProblem, shown
@@ -20,7 +19,6 @@ from zero_core.data.report import LineError, ReportBuilder
 from zero_core.data.sources import Unreadable, records, source_of
 
 _ENDINGS = {".gz", ".bz2", ".xz", ".zip", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt"}
-_KEPT = 20
 
 
 class Unconvertible(ValueError):
@@ -78,49 +76,40 @@ class _Converter:
         self._report = ReportBuilder()
         self._expected: Format | None = None
         self._forms: dict[str, None] = {}
-        self._left_out: Counter[str] = Counter()
 
     def add(self, record: Line) -> None:
         try:
             if isinstance(record.content, LineProblem):
                 raise record.content
-            converted, parsed = self._converted(record.number, record.content)
+            value, left_out = self._as_ours(record.content)
+            found = format_of(value)
+            self._expected = self._expected or found
+            require_format(found, self._expected)
+            parsed = parse_example(record.number, value, found)
         except LineProblem as problem:
             self._report.refuse(LineError(record.number, problem.code, str(problem)))
             return
-        self._report.accept(parsed.example, parsed.warnings)
+        self._report.accept(parsed.example, (*left_out, *parsed.warnings))
         if not self._report.error_count:
-            self._file.write(json.dumps(converted, ensure_ascii=False) + "\n")
+            self._file.write(json.dumps(value, ensure_ascii=False) + "\n")
 
     def finish(self, words: tuple[str, ...]) -> Conversion:
         report = self._report.finish(min_examples=1, unit="record")
         if report.error_count or report.format is None:
             raise _Failed(report.told("record"))
-        left_out = (
-            f"the column {shown(column)} is left out ({count:,} record{'s' * (count > 1)})"
-            for column, count in self._left_out.items()
-        )
-        return Conversion(
-            report.format, report.examples, (*words, *self._forms), (*left_out, *report.warnings)
-        )
+        return Conversion(report.format, report.examples, (*words, *self._forms), report.warnings)
 
-    def _converted(self, number: int, value: Any) -> tuple[Any, ParsedLine]:
-        if isinstance(value, dict):
-            value = self._as_ours({key: item for key, item in value.items() if item is not None})
-        found = format_of(value)
-        self._expected = self._expected or found
-        require_format(found, self._expected)
-        return value, parse_example(number, value, found)
-
-    def _as_ours(self, record: dict[str, Any]) -> dict[str, Any]:
-        foreign = foreign_format(record)
+    def _as_ours(self, value: Any) -> tuple[Any, list[str]]:
+        """The record in a format of ours, and warnings of what is left out of it."""
+        if not isinstance(value, dict):
+            return value, []
+        given = {key: item for key, item in value.items() if item is not None}
+        foreign = foreign_format(given)
         if foreign is None:
-            return record
+            return given, []
         self._forms[foreign.name] = None
-        for column in sorted(record.keys() - foreign.keys):
-            if column in self._left_out or len(self._left_out) < _KEPT:
-                self._left_out[column] += 1
-        return foreign.convert(record)
+        left_out = sorted(given.keys() - foreign.keys)
+        return foreign.convert(given), [f"the column {shown(column)} is left out" for column in left_out]
 
 
 @contextmanager

@@ -240,7 +240,7 @@ _FORMATS = (
     ),
     ForeignFormat(
         "Alpaca (instruction, input and output)",
-        frozenset({"instruction", "input", "context", "output", "response", "system", "history", "text"}),
+        frozenset({"instruction", "input", "context", "output", "response", "system", "history"}),
         _is_alpaca,
         _from_alpaca,
     ),
