@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from zero_core.data.examples import Format, format_of, parse_example
+from zero_core.data.examples import Format, format_of, parse_example, warnings_of
 from zero_core.data.foreign import foreign_format
 from zero_core.data.formats import require_format
 from zero_core.data.lines import Line, LineProblem, shown
@@ -85,11 +85,11 @@ class _Converter:
             found = format_of(value)
             self._expected = self._expected or found
             require_format(found, self._expected)
-            parsed = parse_example(record.number, value, found)
+            example = parse_example(record.number, value, found)
         except LineProblem as problem:
             self._report.refuse(LineError(record.number, problem.code, str(problem)))
             return
-        self._report.accept(parsed.example, (*left_out, *parsed.warnings))
+        self._report.accept(example, (*left_out, *warnings_of(value, example)))
         if not self._report.error_count:
             self._file.write(json.dumps(value, ensure_ascii=False) + "\n")
 

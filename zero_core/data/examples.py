@@ -19,11 +19,12 @@ __all__ = [
     "Example",
     "Format",
     "Message",
-    "ParsedLine",
     "PreferenceExample",
     "TextExample",
+    "format_name",
     "format_of",
     "parse_example",
+    "warnings_of",
 ]
 
 Format = Literal["chat", "preference", "completion", "text"]
@@ -93,11 +94,16 @@ class TextExample:
 Example = ChatExample | PreferenceExample | CompletionExample | TextExample
 
 
-@dataclass(frozen=True)
-class ParsedLine:
-    example: Example
-    warnings: tuple[str, ...]
-    """What of the line is not used, or odd; the same words for the same thing on every line."""
+def format_name(example: Example) -> Format:
+    match example:
+        case ChatExample():
+            return "chat"
+        case PreferenceExample():
+            return "preference"
+        case CompletionExample():
+            return "completion"
+        case TextExample():
+            return "text"
 
 
 def format_of(value: Any) -> Format:
@@ -123,70 +129,78 @@ def format_of(value: Any) -> Format:
     )
 
 
-def parse_example(line: int, value: dict[str, Any], format: Format) -> ParsedLine:
+def parse_example(line: int, value: dict[str, Any], format: Format) -> Example:
     """Check one line of ``format_of(value)`` in full; raises LineProblem."""
-    given = _given(value)
-    warnings = _unused_columns(given, _KEYS[format], "")
+    _refuse_misspelt(value, _KEYS[format], "")
     match format:
         case "chat":
-            example: Example = _chat(line, value, warnings)
+            return _chat(line, value)
         case "preference":
-            example = _preference(line, value, warnings)
+            return _preference(line, value)
         case "completion":
-            example = CompletionExample(line, string(value, "prompt", "prompt"), filled(value, "completion"))
+            return CompletionExample(line, string(value, "prompt", "prompt"), filled(value, "completion"))
         case "text":
-            example = TextExample(line, filled(value, "text"))
-    return ParsedLine(example, tuple(warnings))
+            return TextExample(line, filled(value, "text"))
+
+
+def warnings_of(value: dict[str, Any], example: Example) -> list[str]:
+    """What of a line is not used in its example, or odd; the same words for the same thing on every line."""
+    columns = _unused(value, _KEYS[format_name(example)], "")
+    messages: list[dict[str, Any]] = []
+    equal = False
+    if isinstance(example, ChatExample):
+        messages = value["messages"]
+    if isinstance(example, PreferenceExample):
+        columns += _unused(value["input"], _INPUT_KEYS, "input.")
+        messages = [*value["input"]["messages"], *_output(value, _CHOSEN)[1], *_output(value, _REJECTED)[1]]
+        equal = example.chosen == example.rejected
+    return [
+        *(f"the column {shown(column)} is not used" for column in columns),
+        *(f"the key {shown(key)} of messages is not used" for key in sorted(unused_keys(messages))),
+        *(["both outputs are the same, so nothing can be learnt"] if equal else []),
+    ]
 
 
 def _given(value: dict[str, Any]) -> dict[str, Any]:
     return {key: item for key, item in value.items() if item is not None}
 
 
-def _unused_columns(given: dict[str, Any], known: frozenset[str], where: str) -> list[str]:
-    """A warning for each column that the format does not have. One that looks like a key that the line
-    lacks is an error."""
-    unused = sorted(given.keys() - known)
-    missing = known - given.keys()
-    for key in unused:
-        if close_to(key, missing):
-            raise unknown_key(key, missing, where)
-    places = [f"{where}.{key}" if where else key for key in unused if given[key] not in _EMPTY]
-    return [f"the column {shown(place)} is not used" for place in places]
+def _refuse_misspelt(value: dict[str, Any], known: frozenset[str], where: str) -> None:
+    """A column that looks like a key that the line lacks is no column."""
+    given = _given(value).keys()
+    for key in sorted(given - known):
+        if close_to(key, known - given):
+            raise unknown_key(key, known - given, where)
 
 
-def _chat(line: int, value: dict[str, Any], warnings: list[str]) -> ChatExample:
+def _unused(value: dict[str, Any], known: frozenset[str], prefix: str) -> list[str]:
+    return [f"{prefix}{key}" for key in sorted(value.keys() - known) if value[key] not in _EMPTY]
+
+
+def _chat(line: int, value: dict[str, Any]) -> ChatExample:
     messages = parse_messages(value.get("messages"), "messages")
     if not any(message["role"] == "assistant" for message in messages):
         raise LineProblem("no_assistant_message", "has no message with the role assistant to learn from")
     trained = tuple(m["role"] == "assistant" and m.get("weight", 1) == 1 for m in messages)
     if not any(trained):
         raise LineProblem("no_trained_message", "has weight 0 on every assistant message: nothing to learn")
-    warnings += _unused_in(value["messages"])
     return ChatExample(line, messages, trained, parse_tools(value))
 
 
-def _preference(line: int, value: dict[str, Any], warnings: list[str]) -> PreferenceExample:
+def _preference(line: int, value: dict[str, Any]) -> PreferenceExample:
     asked = obj(value.get("input"), "input")
-    warnings += _unused_columns(_given(asked), _INPUT_KEYS, "input")
-    prompt = parse_messages(asked.get("messages"), "input.messages")
-    chosen = _output(value, _CHOSEN, warnings)
-    rejected = _output(value, _REJECTED, warnings)
-    warnings += _unused_in(asked["messages"])
-    if chosen == rejected:
-        warnings.append("both outputs are the same, so nothing can be learnt")
-    return PreferenceExample(line, prompt, chosen, rejected, parse_tools(asked, "input."))
+    _refuse_misspelt(asked, _INPUT_KEYS, "input")
+    return PreferenceExample(
+        line,
+        prompt=parse_messages(asked.get("messages"), "input.messages"),
+        chosen=_compared(value, _CHOSEN),
+        rejected=_compared(value, _REJECTED),
+        tools=parse_tools(asked, "input."),
+    )
 
 
-def _output(value: dict[str, Any], names: tuple[str, str], warnings: list[str]) -> tuple[Message, ...]:
-    """Messages under the newer name or the older one; older exports give one message without a list."""
-    given = [name for name in names if value.get(name) not in _EMPTY]
-    if len(given) == 2:
-        raise LineProblem("unknown_key", f"has both {names[0]} and {names[1]}: leave one of them out")
-    name = given[0] if given else names[0]
-    output = value.get(name)
-    if isinstance(output, dict):
-        output = [output]
+def _compared(value: dict[str, Any], names: tuple[str, str]) -> tuple[Message, ...]:
+    name, output = _output(value, names)
     messages = parse_messages(output, name, _OUTPUT_ROLES)
     if messages[-1]["role"] != "assistant":
         raise LineProblem("no_assistant_message", f"has no assistant message at the end of {name}")
@@ -195,9 +209,14 @@ def _output(value: dict[str, Any], names: tuple[str, str], warnings: list[str]) 
             raise LineProblem(
                 "misplaced_key", f"has {name}[{index}].weight 0, and outputs are compared as a whole"
             )
-    warnings += _unused_in(output)
     return messages
 
 
-def _unused_in(messages: Any) -> list[str]:
-    return [f"the key {shown(key)} of messages is not used" for key in sorted(unused_keys(messages))]
+def _output(value: dict[str, Any], names: tuple[str, str]) -> tuple[str, Any]:
+    """Messages under the newer name or the older one; older exports give one message without a list."""
+    given = [name for name in names if value.get(name) not in _EMPTY]
+    if len(given) == 2:
+        raise LineProblem("unknown_key", f"has both {names[0]} and {names[1]}: leave one of them out")
+    name = given[0] if given else names[0]
+    output = value.get(name)
+    return name, [output] if isinstance(output, dict) and output else output

@@ -19,11 +19,11 @@ from zero_core.data.examples import (
     CompletionExample,
     Example,
     Format,
-    ParsedLine,
     PreferenceExample,
     TextExample,
     format_of,
     parse_example,
+    warnings_of,
 )
 from zero_core.data.foreign import InForeignFormat
 from zero_core.data.lines import LineProblem, read_lines
@@ -65,7 +65,7 @@ def validate_file(path: Path, min_examples: int = 1) -> FileReport:
         if isinstance(item, LineError):
             report.refuse(item)
         else:
-            report.accept(item.example, item.warnings)
+            report.accept(*item)
     return report.finish(min_examples)
 
 
@@ -76,15 +76,15 @@ def read_examples(path: Path, param: Param = "training_file") -> Iterator[Exampl
         if isinstance(item, LineError):
             report.refuse(item)
             continue
-        report.accept(item.example, item.warnings)
+        report.accept(*item)
         if not report.error_count:
-            yield item.example
+            yield item[0]
     result = report.finish(min_examples=1)
     if result.error_count:
         raise InvalidFile(result, param)
 
 
-def _scan(path: Path) -> Iterator[ParsedLine | LineError]:
+def _scan(path: Path) -> Iterator[tuple[Example, list[str]] | LineError]:
     problem = problem_of(path)
     if problem is not None:
         yield LineError(None, problem.code, str(problem))
@@ -97,7 +97,7 @@ def _scan(path: Path) -> Iterator[ParsedLine | LineError]:
             found = format_of(line.content)
             expected = expected or found
             require_format(found, expected)
-            parsed = parse_example(line.number, line.content, found)
+            example = parse_example(line.number, line.content, found)
         except LineProblem as error:
             if count == 0 and isinstance(error, InForeignFormat):
                 # So are the others: said once of the file.
@@ -105,7 +105,7 @@ def _scan(path: Path) -> Iterator[ParsedLine | LineError]:
                 return
             yield LineError(line.number, error.code, str(error))
         else:
-            yield parsed
+            yield example, warnings_of(line.content, example)
 
 
 def require_format(found: Format, expected: Format) -> None:

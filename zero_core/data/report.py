@@ -4,14 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from zero_core.data.examples import (
-    ChatExample,
-    CompletionExample,
-    Example,
-    Format,
-    PreferenceExample,
-    TextExample,
-)
+from zero_core.data.examples import Example, Format, format_name
 
 _KEPT = 20
 _SHOWN = 5
@@ -114,15 +107,3 @@ def too_few(examples: int, min_examples: int) -> LineError:
     return LineError(
         None, "too_few_examples", f"the file has {examples} examples; at least {min_examples} are needed"
     )
-
-
-def format_name(example: Example) -> Format:
-    match example:
-        case ChatExample():
-            return "chat"
-        case PreferenceExample():
-            return "preference"
-        case CompletionExample():
-            return "completion"
-        case TextExample():
-            return "text"
