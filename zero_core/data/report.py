@@ -53,7 +53,7 @@ class FileReport:
         parts, told = [], 0
         for message, lines in list(lines_of.items())[:_SHOWN]:
             first, *others = lines[:_SHOWN]
-            also = f" (also {unit}s {', '.join(map(str, others))})" if others else ""
+            also = f" (also {unit}{'s' * (len(others) > 1)} {', '.join(map(str, others))})" if others else ""
             parts.append(f"{message}{also}" if first is None else f"{unit} {first} {message}{also}")
             told += 1 + len(others)
         more = self.error_count - told
