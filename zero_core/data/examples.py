@@ -49,6 +49,7 @@ _SIGNS: dict[Format, frozenset[str]] = {
 _ANY_SIGN = frozenset(key for keys in _SIGNS.values() for key in keys)
 _INPUT_KEYS = frozenset({"messages", *_TOOL_KEYS})
 _OUTPUT_ROLES = ("assistant", "tool", "function")
+_MOST_COLUMNS = 1000
 _EMPTY: tuple[Any, ...] = (None, [], {})
 
 
@@ -162,15 +163,18 @@ def warnings_of(value: dict[str, Any], example: Example) -> list[str]:
 
 
 def _given(value: dict[str, Any]) -> dict[str, Any]:
+    if len(value) > _MOST_COLUMNS:
+        raise LineProblem("too_many_columns", f"has {len(value):,} keys; at most {_MOST_COLUMNS:,} are read")
     return {key: item for key, item in value.items() if item is not None}
 
 
 def _refuse_misspelt(value: dict[str, Any], known: frozenset[str], where: str) -> None:
     """A column that looks like a key that the line lacks is no column."""
     given = _given(value).keys()
+    missing = known.difference(given)
     for key in sorted(given - known):
-        if close_to(key, known - given):
-            raise unknown_key(key, known - given, where)
+        if close_to(key, missing):
+            raise unknown_key(key, missing, where)
 
 
 def _unused(value: dict[str, Any], known: frozenset[str], prefix: str) -> list[str]:

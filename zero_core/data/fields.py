@@ -4,10 +4,14 @@ Raises ``LineProblem`` throughout. ``where`` is the place as people write it, ``
 """
 
 import difflib
-from collections.abc import Collection
+from functools import lru_cache
 from typing import Any
 
 from zero_core.data.lines import LineProblem, shown
+
+
+_LONGEST_KEY = 64
+"""Longer ones are no misspelling, and comparing them takes long."""
 
 
 def string(holder: dict[str, Any], key: str, where: str) -> str:
@@ -45,12 +49,18 @@ def items(value: Any, where: str) -> list[Any]:
     return value
 
 
-def close_to(key: str, known: Collection[str]) -> str | None:
+def close_to(key: str, known: frozenset[str]) -> str | None:
     """The known key that ``key`` looks like a misspelling of."""
+    return _closest(key, known) if len(key) <= _LONGEST_KEY else None
+
+
+@lru_cache(maxsize=1024)
+def _closest(key: str, known: frozenset[str]) -> str | None:
+    """Cached: a column is on every line of a file."""
     return next(iter(difflib.get_close_matches(key, known, n=1, cutoff=0.75)), None)
 
 
-def unknown_key(key: str, known: Collection[str], where: str = "") -> LineProblem:
+def unknown_key(key: str, known: frozenset[str], where: str = "") -> LineProblem:
     close = close_to(key, known)
     hint = f"did you mean {close}?" if close else f"known are {', '.join(sorted(known))}"
     place = f" in {where}" if where else ""

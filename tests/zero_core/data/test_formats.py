@@ -103,6 +103,8 @@ def chat(*messages: Any, **more: Any) -> dict[str, Any]:
         ({"source": "x"}, "unknown_format", "source"),
         ({"mesages": []}, "unknown_format", "did you mean messages?"),
         ({"prompt": "a", "completions": "b"}, "unknown_key", "did you mean completion?"),
+        ({"text": "a"} | {f"c{i}": 1 for i in range(1000)}, "too_many_columns", "1,001 keys"),
+        ({"x" * 100_000: "a"}, "unknown_format", "xxx..."),
         ({"text": 3}, "wrong_type", "a number in text"),
         ({"text": ""}, "empty_text", "empty text"),
         ({"prompt": "a"}, "missing_field", "completion"),
