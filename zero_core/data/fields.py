@@ -9,7 +9,6 @@ from typing import Any
 
 from zero_core.data.lines import LineProblem, shown
 
-
 _LONGEST_KEY = 64
 """Longer ones are no misspelling, and comparing them takes long."""
 
