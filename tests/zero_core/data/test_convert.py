@@ -139,6 +139,11 @@ def said(*texts: str) -> dict[str, Any]:
         ({"prompt": "qé", "chosen": "good", "rejected": "bad"}, "chosen and rejected", PAIR),
         ({"chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, "chosen and rejected", PAIR),
         ({"chosen": [ASK, GOOD], "rejected": [ASK, BAD], **CHAT}, "chosen and rejected", PAIR),
+        (
+            {"chosen": [ASK, GOOD], "rejected": [ASK, GOOD]},
+            "chosen and rejected",
+            PAIR | {"non_preferred_output": [GOOD]},
+        ),
         ({"prompt": "qé", "chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, "chosen and rejected", PAIR),
         (
             {"conversations": [{"from": "human", "value": "qé"}]}
