@@ -16,12 +16,14 @@ from api.access import Admin, Member
 from jobs.errors import InvalidRequest, StorageFull, Unprocessable
 
 UPLOAD_FIELDS = ("file", "purpose")
+LONGEST_INTEGER = 309
+"""Digits."""
 
 
 async def _read_object(request: Request) -> dict[str, Any]:
     """The body as one JSON object that the database can store."""
     try:
-        body = json.loads(await request.body(), parse_constant=_refuse_constant)
+        body = json.loads(await request.body(), parse_constant=_refuse_constant, parse_int=_short_integer)
     except RecursionError as error:
         raise _bad_json("it is nested too deeply") from error
     except ValueError as error:
@@ -93,6 +95,13 @@ def _missing(name: str, what: str) -> InvalidRequest:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _short_integer(literal: str) -> int:
+    """No integer beyond the range of floats: a message would print it whole."""
+    if len(literal) > LONGEST_INTEGER:
+        raise ValueError("a number is too large")
+    return int(literal)
 
 
 def _refuse_unstorable(body: dict[str, Any]) -> None:

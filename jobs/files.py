@@ -42,6 +42,9 @@ class StoredUpload:
     sha256: str
     examples: int | None = None
     """Good lines, where it is a training file."""
+    format: str | None = None
+    warnings: tuple[str, ...] = ()
+    """What of the file is not used."""
     error: str | None = None
     """Why the file can't be trained on; the upload itself succeeds, as OpenAI's does."""
 
@@ -66,7 +69,9 @@ def store_upload(settings: Settings, source: BinaryIO, filename: str, purpose: s
         report = validate_file(path)
         _publish(path, file_path(settings, file_id))
     error = report.summary if report.error_count else None
-    return StoredUpload(file_id, filename, purpose, size, digest, report.examples, error)
+    return StoredUpload(
+        file_id, filename, purpose, size, digest, report.examples, report.format, report.warnings, error
+    )
 
 
 def store_produced(settings: Settings, content: bytes, filename: str, purpose: str) -> StoredUpload:
@@ -139,6 +144,8 @@ def record_file(session: Session, team_id: str, stored: StoredUpload) -> File:
         status="error" if stored.error else "processed",
         status_details=stored.error,
         examples=stored.examples,
+        format=stored.format,
+        warnings=list(stored.warnings),
     )
     session.add(file)
     session.flush()

@@ -57,7 +57,7 @@ def submit(
     validation = None
     if request.validation_file:
         validation = _training_file(session, team_id, request.validation_file, "validation_file")
-    warnings = _check_size(session, request)
+    warnings = _check_size(session, request) + _file_warnings(training, validation)
     spec = resolve(
         request,
         model_path=model.path,
@@ -66,7 +66,8 @@ def submit(
         validation_file_path=str(file_path(settings, validation.id)) if validation else None,
     )
     job = _insert(session, team_id, request, spec, sent, digest, idempotency_key, warnings)
-    bad = _bad_file(settings, training, validation)
+    method = request.method.type if request.method else "supervised"
+    bad = _bad_file(settings, method, training, validation)
     if bad is None:
         session.add(Event(job_id=job.id, message=f"Created fine-tuning job: {job.id}"))
         session.add(Outbox(job_id=job.id))
@@ -172,7 +173,15 @@ def _insert(
     return job
 
 
-def _bad_file(settings: Settings, training: File, validation: File | None) -> tuple[Reason, str, str] | None:
+def _file_warnings(training: File, validation: File | None) -> list[str]:
+    """What of the files is not used, as their upload found."""
+    files = (("training_file", training), ("validation_file", validation))
+    return [f"{param}: {warning}" for param, file in files if file is not None for warning in file.warnings]
+
+
+def _bad_file(
+    settings: Settings, method: str, training: File, validation: File | None
+) -> tuple[Reason, str, str] | None:
     """Reason, message and field of the first file that can't be trained on."""
     for file, param, reason, least in (
         (training, "training_file", Reason.INVALID_TRAINING_FILE, settings.min_examples),
@@ -183,8 +192,19 @@ def _bad_file(settings: Settings, training: File, validation: File | None) -> tu
         problem = file.status_details
         if problem is None and file.examples is not None and file.examples < least:
             problem = str(too_few(file.examples, least))
+        if problem is None and file.format is not None:
+            problem = _other_method(method, file.format)
         if problem is not None:
             return reason, f"{param} {file.id}: {problem}", param
+    return None
+
+
+def _other_method(method: str, format: str) -> str | None:
+    """What is wrong where a file is of the kind that another method trains on."""
+    if method == "dpo" and format != "preference":
+        return f"the method dpo needs preference examples, and the format of the file is {format}"
+    if method != "dpo" and format == "preference":
+        return f"the file has preference examples, which the method {method} can't use; use dpo"
     return None
 
 

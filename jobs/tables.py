@@ -57,6 +57,10 @@ class File(Table):
     status_details: Mapped[str | None]
     examples: Mapped[int | None]
     """Good lines of a training file, counted at its upload."""
+    format: Mapped[str | None]
+    """Of a training file: chat, preference, completion or text."""
+    warnings: Mapped[list[Any]] = mapped_column(server_default=text("'[]'"))
+    """What of a training file is not used."""
     created_at: Mapped[datetime] = _now()
     expires_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]

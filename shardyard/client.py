@@ -71,6 +71,12 @@ class Files:
         """Newest first."""
         return _pages(self._transport, "/files", limit=1000)
 
+    def show(self, file_id: str) -> Json:
+        return _object(self._transport, "GET", f"/files/{file_id}")
+
+    def delete(self, file_id: str) -> Json:
+        return _object(self._transport, "DELETE", f"/files/{file_id}")
+
     def content(self, file_id: str) -> bytes:
         return self._transport.send("GET", f"/files/{file_id}/content").content
 

@@ -5,6 +5,8 @@ ShardyardError
 │   └── NotConfigured      nothing says where the server is, or with which key
 ├── UnreadableFile         a local file that can't be read
 ├── UnusableFile           an uploaded file that the server can't train on
+├── Unconvertible          a local file of which no training file can be made
+├── PreviewFailed          what a model is given of a file can't be shown
 ├── StackError             the embedded stack can't start or go on (``shardyard.stack.errors``)
 ├── JobFailed              a job that was waited for did not succeed
 ├── DemoFailed             a part of the demo, or what it must show, did not work
@@ -50,6 +52,14 @@ class UnreadableFile(ShardyardError):
 
 class UnusableFile(ShardyardError):
     code = "unusable_file"
+
+
+class Unconvertible(ShardyardError):
+    code = "unconvertible_file"
+
+
+class PreviewFailed(ShardyardError):
+    code = "preview_failed"
 
 
 class JobFailed(ShardyardError):

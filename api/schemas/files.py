@@ -17,3 +17,8 @@ class FileObject(Shape):
     """Why the file can't be trained on."""
     expires_at: Seconds | None
     sha256: str
+    format: Literal["chat", "preference", "completion", "text"] | None
+    examples: int | None
+    """Good lines."""
+    warnings: list[str]
+    """What of the file is not used."""

@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 app.command()(up)
 app.command()(demo)
-app.add_typer(files.app, name="files", help="Upload and list training files.")
+app.add_typer(files.app, name="files", help="Upload, convert, preview and list training files.")
 app.add_typer(jobs.app, name="jobs", help="Submit, watch and cancel jobs.")
 app.add_typer(models.app, name="models", help="List models and register base models.")
 

@@ -86,6 +86,35 @@ def test_a_job_on_a_bad_file_fails_and_names_the_file_and_the_line(openai: OpenA
     assert levels == ["error", "info"]
 
 
+def test_what_of_a_file_is_not_used_is_told_by_the_file_and_by_its_jobs(
+    openai: OpenAI, http: httpx.Client, tmp_path: Path
+) -> None:
+    path = write_chat_file(tmp_path / "train.jsonl", 12)
+    content = path.read_bytes().replace(b'{"messages"', b'{"source": "x", "messages"')
+    file = openai.files.create(file=("train.jsonl", content), purpose="fine-tune")
+    warning = "the column 'source' is not used (12 lines, the first is 1)"
+    body = http.get(f"/v1/files/{file.id}").json()
+    assert (body["status"], body["format"], body["examples"]) == ("processed", "chat", 12)
+    assert body["warnings"] == [warning]
+    job = openai.fine_tuning.jobs.create(model="tiny", training_file=file.id, validation_file=file.id)
+    warnings = http.get(f"/v1/fine_tuning/jobs/{job.id}").json()["warnings"]
+    assert [w for w in warnings if "column" in w] == [
+        f"training_file: {warning}",
+        f"validation_file: {warning}",
+    ]
+
+
+def test_a_file_of_another_method_fails_the_job(openai: OpenAI) -> None:
+    turn = b'[{"role": "%s", "content": "x"}]'
+    line = b'{"input": {"messages": %s}, "preferred_output": %s, "non_preferred_output": %s}\n'
+    pairs = line % (turn % b"user", turn % b"assistant", turn % b"assistant")
+    file = openai.files.create(file=("pairs.jsonl", pairs * 12), purpose="fine-tune")
+    assert file.status == "processed"
+    job = openai.fine_tuning.jobs.create(model="tiny", training_file=file.id)
+    assert (job.status, job.error and job.error.param) == ("failed", "training_file")
+    assert "use dpo" in str(job.error and job.error.message)
+
+
 def test_jobs_are_paged_by_the_sdk_itself(openai: OpenAI, training_file: str) -> None:
     made = [
         openai.fine_tuning.jobs.create(model="tiny", training_file=training_file, seed=seed).id

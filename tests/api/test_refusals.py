@@ -96,7 +96,10 @@ def test_a_wrong_parameter_of_a_report_is_named(
 def test_a_body_that_is_no_usable_json_is_400(http: httpx.Client, body: bytes) -> None:
     answer = http.post(JOBS, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400, answer.text
-    assert error_of(answer)["code"] == "invalid_json"
+    error = error_of(answer)
+    assert error["code"] == "invalid_json"
+    assert "sys.set_int" not in error["message"]
+    assert len(error["message"]) < 200
 
 
 def chunks(total: int) -> Iterator[bytes]:

@@ -102,6 +102,24 @@ def test_uploading(command: CommandLine, chat_file: Path, client: Shardyard) -> 
     assert client.files.content(file["id"]) == chat_file.read_bytes()
 
 
+def test_a_file_is_shown_and_deleted(command: CommandLine, chat_file: Path, client: Shardyard) -> None:
+    content = chat_file.read_bytes().replace(b'{"messages"', b'{"source": "x", "messages"')
+    chat_file.write_bytes(content)
+    uploaded = command.run("files", "upload", str(chat_file))
+    file_id = uploaded.stdout.split()[0]
+    warning = "the column 'source' is not used (32 lines, the first is 1)"
+    assert f"warning: {warning}" in uploaded.stdout
+    shown = command.run("files", "show", file_id)
+    assert warning in shown.stdout
+    assert "chat" in shown.stdout
+    assert parsed(command.run("files", "show", file_id, "--json"))["examples"] == 32
+    other = client.files.upload(chat_file)["id"]
+    deleted = command.run("files", "rm", other, file_id, "file-none", "--json")
+    assert [file["id"] for file in parsed(deleted, code=4)] == [other, file_id]
+    assert "file-none" in deleted.stderr
+    assert not {other, file_id} & {file["id"] for file in client.files.list()}
+
+
 def test_a_file_with_a_wrong_line_is_named_and_not_trained_on(
     command: CommandLine, tmp_path: Path, client: Shardyard
 ) -> None:

@@ -4,17 +4,22 @@ import codecs
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, cast
 
 MAX_LINE_BYTES = 16 * 2**20
 MAX_DEPTH = 64
 """Deepest nesting of lists and objects: templates and JSON writers walk values by recursion."""
 
-_LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_LONE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SHOWN = 60
+BLANK = " \t\r\n"
+"""What JSON allows between values."""
+
+_BLANKS = re.compile(f"[{BLANK}]*")
 
 
 class LineProblem(ValueError):
@@ -70,26 +75,43 @@ def _parsed(raw: bytes) -> Any:
 def parse_json(raw: bytes) -> Any:
     """A value that is safe to walk, to render and to tokenize; raises LineProblem."""
     try:
-        text = raw.decode("utf-8").rstrip()
+        text = raw.decode("utf-8").rstrip(BLANK)
     except UnicodeDecodeError as error:
         raise LineProblem(
             "invalid_utf8", f"is not UTF-8 at byte {error.start + 1}: save the file as UTF-8"
         ) from None
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-    except RecursionError:
-        raise _too_deep() from None
+        value, end = first_value(text)
     except json.JSONDecodeError as error:
         raise LineProblem("invalid_json", f"is not JSON at column {error.pos + 1}: {error.msg}") from None
-    except LineProblem:
+    if end < len(text):
+        more = len(text) - len(text[end:].lstrip(BLANK))
+        raise LineProblem("invalid_json", f"is not JSON at column {more + 1}: Extra data")
+    return value
+
+
+def first_value(text: str, start: int = 0) -> tuple[Any, int]:
+    """The value that ``text`` has at ``start``, and where it ends.
+
+    Raises JSONDecodeError where there is none, perhaps because the text stops too early, and LineProblem
+    for a value that is not safe.
+    """
+    start = cast(re.Match[str], _BLANKS.match(text, start)).end()
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except RecursionError:
+        raise _too_deep() from None
+    except (json.JSONDecodeError, LineProblem):
         raise
-    except ValueError as error:  # an integer of thousands of digits
-        raise LineProblem("invalid_json", f"is not JSON: {error}") from None
+    except ValueError:
+        raise LineProblem(
+            "invalid_json", f"has an integer of more than {sys.get_int_max_str_digits():,} digits"
+        ) from None
     if _is_deeper(value, MAX_DEPTH):
         raise _too_deep()
-    if _LONE_SURROGATE.search(raw) and not _is_unicode(value):
+    if _LONE_SURROGATE.search(text, start, end) and not _is_unicode(value):
         raise LineProblem("invalid_unicode", "has a \\ud800-\\udfff escape without its other half")
-    return value
+    return value, end
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -101,6 +123,9 @@ def _finite(literal: str) -> float:
     if not math.isfinite(value):
         raise LineProblem("invalid_json", f"has the number {shown(literal)}, which is out of range")
     return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def _too_deep() -> LineProblem:

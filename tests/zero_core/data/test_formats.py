@@ -63,6 +63,7 @@ def test_chat_is_read(tmp_path: Path) -> None:
     assert all(
         message[key] is not None for message in example.messages for key in message.keys() - {"content"}
     )
+    assert all("refusal" not in message for message in example.messages)
 
 
 def test_completion_and_text_are_read(tmp_path: Path) -> None:
@@ -95,15 +96,18 @@ def chat(*messages: Any, **more: Any) -> dict[str, Any]:
         (b'{"text": NaN}', "invalid_json", "NaN"),
         (b'{"text": -Infinity}', "invalid_json", "-Infinity"),
         (b'{"text": 1e999}', "invalid_json", "out of range"),
-        (b'{"text": ' + b"1" * 5000 + b"}", "invalid_json", "not JSON"),
+        (b'{"text": ' + b"1" * 5000 + b"}", "invalid_json", "an integer of more than 4,300 digits"),
         (b'{"text": "\xff"}', "invalid_utf8", "byte 11"),
         (b'{"text": "\\ud83d"}', "invalid_unicode", "other half"),
         (b"[" * 100_000, "too_deep", "64"),
         (b'{"text": ' + b"[" * 70 + b"]" * 70 + b"}", "too_deep", "64"),
         ([], "not_an_object", "a list"),
         (None, "not_an_object", "null"),
-        ({"conversations": []}, "unknown_format", "conversations"),
-        ({"text": "a", "source": "x"}, "unknown_key", "'source'"),
+        ({"source": "x"}, "unknown_format", "source"),
+        ({"mesages": []}, "unknown_format", "did you mean messages?"),
+        ({"prompt": "a", "completions": "b"}, "unknown_key", "did you mean completion?"),
+        ({"text": "a"} | {f"c{i}": 1 for i in range(1000)}, "too_many_columns", "1,001 keys"),
+        ({"x" * 100_000: "a"}, "unknown_format", "xxx..."),
         ({"text": 3}, "wrong_type", "a number in text"),
         ({"text": ""}, "empty_text", "empty text"),
         ({"prompt": "a"}, "missing_field", "completion"),
@@ -124,8 +128,20 @@ def chat(*messages: Any, **more: Any) -> dict[str, Any]:
         (chat({"role": "user", "content": 5}, ANSWER), "wrong_type", "a number"),
         (chat({"role": "user", "content": []}, ANSWER), "empty_list", "messages[0]"),
         (chat({"role": "user", "content": [{"type": "image_url"}]}, ANSWER), "unsupported_content", "image"),
-        (chat(USER, {"role": "assistant", "tool_calls": []}), "empty_list", "tool_calls"),
+        (chat(USER, {"role": "assistant", "tool_calls": []}), "missing_field", "messages[1].content"),
         (chat(USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}), "missing_field", "function"),
+        (
+            chat(USER, {"role": "assistant", "refusal": "No."}),
+            "unsupported_content",
+            "move its text to content",
+        ),
+        (chat(USER, {**ANSWER, "audio": {"id": "1"}}), "unsupported_content", "messages[1].audio"),
+        (
+            chat(USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}),
+            "unsupported_content",
+            "messages[1].content[0]",
+        ),
+        (chat(USER, {**ANSWER, "reasoning": "a", "reasoning_content": "b"}), "unknown_key", "reasoning"),
         (chat(USER, {"role": "assistant", "function_call": {"name": "f"}}), "wrong_type", "arguments"),
         (chat(USER, ANSWER, tools=[{"type": "function"}]), "missing_field", "tools[0].function"),
         (chat(USER, ANSWER, functions=[{"name": 1}]), "wrong_type", "functions[0].name"),
