@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from zero_core.data.chat_template import ChatTemplate, Span
 from zero_core.data.examples import ChatExample, CompletionExample, Example, TextExample
+from zero_core.data.notes import Note
+from zero_core.data.template_settings import TemplateSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,15 +34,28 @@ class TokenizedExample:
         return int(np.count_nonzero(self.target_mask[1:]))
 
 
+Sample = tuple[TokenizedExample, ...]
+"""One sequence of a supervised example, two (chosen, rejected) of a preference example."""
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    sample: Sample
+    notes: tuple[Note, ...] = ()
+
+
 class ExampleTokenizer:
     """Tokenizes examples of any format with one fast Hugging Face tokenizer that has an ``eos_token``."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: TemplateSettings) -> None:
         self._tokenizer = tokenizer
         self._chat_template = ChatTemplate(tokenizer)
 
-    def __call__(self, example: Example) -> TokenizedExample:
+    def __call__(self, example: Example) -> Tokenized:
         """Raises TemplateRefusal or AmbiguousTemplate on a conversation that the template can't take."""
+        return Tokenized((self._sequence(example),))
+
+    def _sequence(self, example: Example) -> TokenizedExample:
         match example:
             case ChatExample():
                 rendered = self._chat_template.render(example)
