@@ -86,6 +86,7 @@ class ZeroEngine:
         self.config = config
         self.steps = 0
         self._micro_batch = 0
+        self._micro_batches = config.gradient_accumulation_steps
         self._weight = 0.0
         self._unit_weight = 1.0
         parts: Assembly = assemble(model, config, weights, device)
@@ -129,14 +130,27 @@ class ZeroEngine:
                 self._schedule.abandon()
                 raise
 
+    def accumulate(self, micro_batches: int) -> None:
+        """Make the step that begins of ``micro_batches`` calls of ``backward``, on every rank alike.
+
+        The configuration says how many there are at most, and for every step that is not told otherwise.
+        """
+        most = self.config.gradient_accumulation_steps
+        if self._micro_batch or not 1 <= micro_batches <= most:
+            raise ValueError(
+                f"micro_batches: {micro_batches!r} after {self._micro_batch} of the step; call it before the "
+                f"first backward of a step, with 1 to gradient_accumulation_steps ({most})"
+            )
+        self._micro_batches = micro_batches
+
     def backward(self, loss: Tensor, target_tokens: float = 1.0, retain_graph: bool = False) -> None:
         """Accumulate the gradient of ``loss``, the mean over this micro-batch's ``target_tokens``.
 
         Without a count every micro-batch of every rank weighs alike. Collective: a rank without data
         calls it with a zero loss and a count of 0.
         """
-        if self._micro_batch == self.config.gradient_accumulation_steps:
-            raise RuntimeError("backward was called once more than gradient_accumulation_steps; call step()")
+        if self._micro_batch == self._micro_batches:
+            raise RuntimeError(f"backward was called {self._micro_batches} times in this step; call step()")
         with self._failures.watch():
             self._backward(loss, target_tokens, retain_graph)
 
@@ -146,7 +160,7 @@ class ZeroEngine:
             self._unit_weight = self._agree_on_unit_weight(target_tokens)
         self._micro_batch += 1
         self._weight += target_tokens
-        last = self._micro_batch == self.config.gradient_accumulation_steps
+        last = self._micro_batch == self._micro_batches
         for unit in self.units:
             unit.start_backward()
         self._schedule.open_backward(reduce=last or self._reduces_always)
@@ -181,12 +195,12 @@ class ZeroEngine:
         if self.scaler is None:
             return 1.0
         most = self.communicator.agree(torch.tensor([target_tokens], dtype=torch.float64)).item()
-        whole_step = int(most * self.config.gradient_accumulation_steps)
+        whole_step = int(most * self._micro_batches)
         return 2.0 ** max(0, whole_step - 1).bit_length() / self.scaler.scale
 
     def step(self) -> StepReport | None:
         """Update the weights at the accumulation boundary; None before it. Collective."""
-        if self._micro_batch < self.config.gradient_accumulation_steps:
+        if self._micro_batch < self._micro_batches:
             return None
         with self._failures.watch():
             return self._step()
@@ -212,6 +226,7 @@ class ZeroEngine:
         average_statistics(self._normalizations, self.communicator)
         self.steps += 1
         self._micro_batch = 0
+        self._micro_batches = self.config.gradient_accumulation_steps
         self._weight = 0.0
         traffic = self.communicator.traffic
         self.communicator.restart_count()

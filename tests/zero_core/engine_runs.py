@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.zero_core.reference import OPTIMIZER, build_model, global_batch
+from tests.zero_core.token_loss import token_loss
 from zero_core import StepReport, ZeroConfig, ZeroEngine
 from zero_core.checkpoints import checkpoint
 from zero_core.memory.ledger import Usage
-from zero_core.training.loss import token_loss
 
 
 @dataclass

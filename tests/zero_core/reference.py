@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.zero_core.token_loss import IGNORED
 from zero_core import AdamWConfig
-from zero_core.data.batches import IGNORED
 
 VOCABULARY = 64
 EXAMPLES = 12

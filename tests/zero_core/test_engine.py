@@ -12,8 +12,8 @@ from torch.autograd.graph import Node
 from tests.zero_core.engine_runs import micro_batches, train, whole_weights
 from tests.zero_core.ranks import RankError, RankPool
 from tests.zero_core.reference import OPTIMIZER, build_model, global_batch, relative_difference
+from tests.zero_core.token_loss import token_loss
 from zero_core import AdamWConfig, StepReport, ZeroConfig, ZeroEngine
-from zero_core.training.loss import token_loss
 
 STAGES = [0, 1, 2, 3]
 
@@ -271,7 +271,7 @@ def one_backward_too_many() -> None:
 
 
 def test_a_forgotten_step_is_an_error(pools: dict[int, RankPool]) -> None:
-    with pytest.raises(RankError, match=r"once more than gradient_accumulation_steps; call step\(\)"):
+    with pytest.raises(RankError, match=r"1 times in this step; call step\(\)"):
         pools[1].run(one_backward_too_many)
 
 

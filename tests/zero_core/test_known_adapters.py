@@ -14,8 +14,8 @@ from tests.zero_core.engine_runs import micro_batches
 from tests.zero_core.hard_models import module_of
 from tests.zero_core.ranks import RankPool
 from tests.zero_core.reference import build_model, global_batch, mean_loss
+from tests.zero_core.token_loss import token_loss
 from zero_core import OptimizerConfig, ZeroConfig, ZeroEngine
-from zero_core.training.loss import token_loss
 
 STAGES = [0, 1, 2, 3]
 STEPS = 4

@@ -1,10 +1,14 @@
 """Files that are whole or absent, also after a power cut."""
 
 import hashlib
+import io
 import json
 import os
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 def sync(path: Path) -> None:
@@ -25,6 +29,19 @@ def sync_tree(directory: Path) -> None:
 def write_json(path: Path, value: Any) -> str:
     """Write ``value`` aside, rename it into place, and return the sha256 of what was written."""
     content = json.dumps(value, indent=1, allow_nan=False).encode()
+    write_bytes(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_array(path: Path, array: NDArray[Any]) -> None:
+    """Write ``array`` in NumPy's own format aside, and rename it into place."""
+    content = io.BytesIO()
+    np.save(content, array, allow_pickle=False)
+    write_bytes(path, content.getvalue())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write ``content`` aside, and rename it into place."""
     aside = path.with_name(f".{path.name}.tmp")
     with aside.open("wb") as file:
         file.write(content)
@@ -32,7 +49,6 @@ def write_json(path: Path, value: Any) -> str:
         os.fsync(file.fileno())
     aside.replace(path)
     sync(path.parent)
-    return hashlib.sha256(content).hexdigest()
 
 
 def sha256_of(path: Path) -> str:

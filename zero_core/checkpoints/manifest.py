@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zero_core.checkpoints import durable
+from zero_core.config.zero import Precision
 from zero_core.errors import CheckpointDamaged
 
 NAME = "manifest.json"
@@ -36,7 +37,7 @@ class Manifest:
     step: int
     world_size: int
     stage: int
-    precision: str
+    precision: Precision
     shapes: dict[str, list[int]]
     pieces: dict[str, list[StoredPiece]]
     files: dict[str, StoredFile]

@@ -30,7 +30,7 @@ class LoraConfig:
     """Rank-stabilised scaling (Kalajdzievski 2023)."""
 
     quantization: FrozenQuantization | None = None
-    """How the frozen linear layers are kept (QLoRA, Dettmers et al. 2023); ``None``: in their stored dtype."""
+    """How the frozen linear layers are kept (QLoRA, Dettmers et al. 2023); ``None``: as they are stored."""
 
     merge: bool = False
     """The result is the whole model with the adapter merged in, instead of the adapter alone."""

@@ -189,8 +189,9 @@ class TrainConfig:
             one_of("communication_dtype", self.communication_dtype, get_args(Precision))
 
     def accumulation_steps(self, world_size: int) -> int:
-        """Micro-batches each rank runs for one optimizer step; the last may be partly or wholly empty."""
-        return math.ceil(self.train_batch_size / (world_size * self.per_device_train_batch_size))
+        """The most micro-batches that each rank runs for one optimizer step; some may be empty."""
+        rows = 1 if self.per_device_max_tokens else self.per_device_train_batch_size
+        return math.ceil(self.train_batch_size / (world_size * rows))
 
     def zero_config(self, world_size: int, precision: Precision) -> ZeroConfig:
         """``precision`` is what ``auto`` comes to on the device at hand, else the configured one."""
@@ -209,8 +210,17 @@ class TrainConfig:
             options = {"betas": (self.adam_beta1, self.adam_beta2), "eps": self.adam_epsilon} | options
         return OptimizerConfig(self.optim, self.learning_rate, self.weight_decay, options)
 
+    def total_samples(self, examples: int) -> int:
+        """Samples of ``num_train_epochs`` passes over a training file of ``examples`` usable examples."""
+        return max(1, round(examples * self.num_train_epochs))
+
     def total_steps(self, examples: int) -> int:
-        """Optimizer steps of the whole run on a training file of ``examples`` usable examples."""
+        """Optimizer steps of the whole run on a training file of ``examples`` usable examples.
+
+        Each epoch ends with a step of its own, which may be smaller than the others.
+        """
         if self.max_steps is not None:
             return self.max_steps
-        return max(1, math.ceil(examples * self.num_train_epochs / self.train_batch_size))
+        epochs, rest = divmod(self.total_samples(examples), examples)
+        each = math.ceil(examples / self.train_batch_size)
+        return epochs * each + math.ceil(rest / self.train_batch_size)

@@ -30,14 +30,14 @@ def answer(
         max_new_tokens=max_new_tokens,
         do_sample=False,
         use_cache=True,
-        eos_token_id=_ends(model, tokenizer),
+        eos_token_id=ends(model, tokenizer),
         pad_token_id=tokenizer.pad_token_id,
     )
     written = tokens[0, encoded["input_ids"].shape[1] :]
     return str(tokenizer.decode(written, skip_special_tokens=True)).strip()
 
 
-def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The model's own ends and the tokenizer's, which differ in some models."""
     configured: Any = model.generation_config.eos_token_id if model.generation_config else None
     ends = configured if isinstance(configured, list) else [configured]

@@ -24,6 +24,11 @@ class Inputs:
     validation: Dataset | None
 
     @property
+    def vocabulary(self) -> int:
+        """Tokens that the tokenizer knows."""
+        return len(self.tokenizer)
+
+    @property
     def pad_id(self) -> int:
         return int(self.tokenizer.pad_token_id)
 

@@ -1,32 +1,42 @@
 """The training loop. What it does depends on the plan only in speed and memory.
 
 Order of a step: train, report, evaluate if due, checkpoint if due. A run that is stopped or dies goes on
-from its newest checkpoint as if nothing had happened: the sample cursor is ``step * train_batch_size``.
+from its newest checkpoint as if nothing had happened: which samples a step takes follows from its number.
 """
 
 import math
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoConfig, get_scheduler
 
 from zero_core.checkpoints import checkpoint
 from zero_core.checkpoints.checkpoint import Saved
 from zero_core.checkpoints.export import export
+from zero_core.checkpoints.manifest import Manifest
 from zero_core.config.zero import Precision
-from zero_core.data.batches import collate, epoch_of, global_batch, split
+from zero_core.data.batches import global_batch, samples_of, steps_per_epoch
+from zero_core.data.dataset import Dataset
 from zero_core.engine import StepReport, ZeroEngine
 from zero_core.errors import CheckpointDamaged
+from zero_core.models.token_scores import TokenScorer
 from zero_core.planner import model_state_bytes
-from zero_core.training.evaluation import Evaluation, evaluate
+from zero_core.training.evaluation import evaluate
 from zero_core.training.inputs import Inputs, load_inputs
 from zero_core.training.journal import Journal
-from zero_core.training.loss import to_device, token_loss
+from zero_core.training.methods.objective import Objective
+from zero_core.training.methods.table import objective
+from zero_core.training.micro_batches import MicroBatches, score
+from zero_core.training.packing import packs
 from zero_core.training.run import Outcome, Run, StopRequest
+from zero_core.training.samples import answer, prompts
+from zero_core.training.starting_model import log_probs_at_start
 from zero_core.training.stopping import Stopped, StopVote
 
 NON_FINITE_LIMIT = 3
@@ -52,11 +62,24 @@ class Progress:
     """Newest training and validation figures, for the checkpoint's row."""
 
 
-def usable_precision(wanted: Precision | Literal["auto"], device: torch.device) -> Precision:
-    """What ``auto`` comes to on ``device``."""
-    if wanted != "auto":
-        return wanted
+def _precision(run: Run, device: torch.device) -> Precision:
+    """What ``auto`` comes to: what the run began with, else what ``device`` computes in."""
+    if run.train.precision != "auto":
+        return run.train.precision
+    for path in run.resume:
+        try:
+            return Manifest.read(path).precision
+        except CheckpointDamaged:
+            continue
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+
+
+def _named(kind: Literal["train", "valid"], metrics: dict[str, float]) -> dict[str, float]:
+    """``train_loss`` and ``train_accuracy``; of validation all names begin so."""
+    return {
+        f"{kind}_{name}" if kind == "valid" or name in ("loss", "accuracy") else name: value
+        for name, value in metrics.items()
+    }
 
 
 class TrainingLoop:
@@ -67,7 +90,7 @@ class TrainingLoop:
         self._device = device
         self._inputs: Inputs = load_inputs(run, device, journal)
         self._total_steps = self._train.total_steps(len(self._inputs.training))
-        self._precision = usable_precision(self._train.precision, device)
+        self._precision = _precision(run, device)
         self._engine = self._build_engine()
         self._rank = self._engine.communicator.rank
         self._world_size = self._engine.communicator.world_size
@@ -78,22 +101,23 @@ class TrainingLoop:
 
     def _build_engine(self) -> ZeroEngine:
         torch.manual_seed(self._train.seed)
-        world_size = torch.distributed.get_world_size()
         scheduler = get_scheduler(
             self._train.lr_scheduler_type,
             optimizer=torch.optim.SGD([torch.zeros(1)], lr=1.0),
             num_warmup_steps=self._train.warmup_steps,
             num_training_steps=self._total_steps,
         )
+        TokenScorer(self._inputs.model, self._train.logits_bytes)
         return ZeroEngine(
             self._inputs.model,
-            self._train.zero_config(world_size, self._precision),
+            self._train.zero_config(torch.distributed.get_world_size(), self._precision),
             self._train.optimizer_config(),
             lr_schedule=scheduler.lr_lambdas[0],
         )
 
     def run(self) -> Outcome:
         try:
+            self._prepare()
             self._resume()
             self._train_to_the_end()
             self._export()
@@ -102,6 +126,24 @@ class TrainingLoop:
         return Outcome("succeeded", step=self._engine.steps)
 
     # Start.
+
+    def _prepare(self) -> None:
+        """What needs the starting model, before a checkpoint is loaded over it."""
+        packed = self._train.packing and packs(self._engine, self._inputs.model, self._inputs.vocabulary)
+        if self._train.packing and not packed:
+            self._journal.warn("packing: this model mixes packed sequences, so they are padded instead")
+        self._micro_batches = MicroBatches(self._engine, self._train, self._inputs.pad_id, packed=packed)
+        self._objective = self._objective_on(self._inputs.training)
+        validation = self._inputs.validation
+        self._validation = None if validation is None else self._objective_on(validation)
+
+    def _objective_on(self, dataset: Dataset) -> Objective:
+        def at_start() -> NDArray[np.float32]:
+            self._journal.phase("referencing")
+            kept = self._run.directory.parent
+            return log_probs_at_start(self._engine, dataset, self._micro_batches, kept, self._between_batches)
+
+        return objective(self._train, at_start)
 
     def _resume(self) -> None:
         """From the newest good checkpoint, else from the base model."""
@@ -149,40 +191,53 @@ class TrainingLoop:
         self._journal.phase("training")
         started = time.monotonic()
         self._engine.start_measuring()
-        batch = global_batch(self._inputs.training, self._engine.steps, self._train)
-        sums = torch.zeros(2, dtype=torch.float64)
+        items = global_batch(self._inputs.training, self._engine.steps, self._train)
+        mine = self._micro_batches.of_step(items)
+        self._engine.accumulate(len(mine))
+        sums = torch.zeros(1 + len(self._objective.sums), dtype=torch.float64)
         report = None
-        for ranks in split(batch, self._world_size, self._train.per_device_train_batch_size):
-            micro_batch = to_device(collate(ranks[self._rank], self._inputs.pad_id), self._device)
-            loss = token_loss(self._engine, micro_batch)
-            self._engine.backward(loss.mean, loss.tokens)
+        for some in mine:
+            batch = self._micro_batches.collate(some)
+            loss = self._objective.loss(score(self._engine, batch), batch)
+            self._engine.backward(loss.mean, loss.weight)
             report = self._engine.step()
-            sums += torch.tensor([loss.total, loss.correct], dtype=torch.float64)
+            sums += torch.tensor([batch.slots, *loss.sums], dtype=torch.float64)
             self._journal.beat()
         assert report is not None
-        tokens = sum(len(example) for example in batch)
+        slots, *totals = self._engine.communicator.agree(sums).tolist()
+        metrics = self._objective.metrics(
+            dict(zip(self._objective.sums, totals, strict=True)), report.target_tokens
+        )
+        tokens = sum(item.length for item in items)
         self._progress.trained_tokens += tokens
-        self._report(report, self._engine.communicator.agree(sums), tokens, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        self._report(report, metrics, tokens, tokens / seconds, seconds, tokens / slots)
 
-    def _report(self, report: StepReport, sums: torch.Tensor, tokens: int, seconds: float) -> None:
-        targets = report.target_tokens or 1.0
-        self._progress.last |= {
-            "train_loss": sums[0].item() / targets,
-            "train_accuracy": sums[1].item() / targets,
-        }
+    def _report(
+        self,
+        report: StepReport,
+        metrics: dict[str, float],
+        tokens: int,
+        tokens_per_second: float,
+        seconds: float,
+        occupancy: float,
+    ) -> None:
+        named = _named("train", metrics)
+        self._progress.last |= {name: named[name] for name in ("train_loss", "train_accuracy")}
         self._journal.event(
             "metrics",
             step=report.step,
+            epoch=self._epoch(report.step),
             learning_rate=report.lr,
             grad_norm=report.grad_norm,
-            tokens=int(report.target_tokens),
+            tokens=tokens,
             trained_tokens=self._progress.trained_tokens,
-            tokens_per_second=tokens / seconds,
+            tokens_per_second=tokens_per_second,
+            occupancy=occupancy,
             seconds=seconds,
             elements_sent=report.elements_sent,
             skipped=report.skipped,
-            train_loss=self._progress.last["train_loss"],
-            train_accuracy=self._progress.last["train_accuracy"],
+            **named,
         )
         self._journal.telemetry(report.step, self._engine.memory(), self._engine.resident())
         self._progress.non_finite_steps = self._progress.non_finite_steps + 1 if report.skipped else 0
@@ -190,33 +245,45 @@ class TrainingLoop:
         if self._progress.non_finite_steps >= NON_FINITE_LIMIT and (scaler is None or scaler.exhausted):
             raise NonFiniteLoss(report.step, report.lr)
 
+    def _epoch(self, step: int) -> float:
+        """Passes over the training set once ``step`` steps are done."""
+        examples = len(self._inputs.training)
+        return samples_of(step - 1, examples, self._train).stop / examples
+
     def _due(self, every: int | None) -> bool:
         """After a step: every so many, or at an epoch's end; always at the run's end."""
         step = self._engine.steps
-        if step == self._total_steps:
-            return True
-        if every is not None:
-            return step % every == 0
-        size, examples = self._train.train_batch_size, len(self._inputs.training)
-        return epoch_of(step * size, examples) > epoch_of((step - 1) * size, examples)
+        each = every or steps_per_epoch(len(self._inputs.training), self._train)
+        return step == self._total_steps or step % each == 0
 
     # Between steps.
 
     def _evaluate(self) -> None:
-        if self._inputs.validation is None:
+        if self._inputs.validation is None or self._validation is None:
             return
         self._journal.phase("evaluating")
-        result: Evaluation = evaluate(
-            self._engine,
-            self._inputs.validation,
-            self._train.per_device_eval_batch_size,
-            self._inputs.pad_id,
-            between_batches=self._between_batches,
+        named = _named(
+            "valid",
+            evaluate(
+                self._engine,
+                self._inputs.validation,
+                self._validation,
+                self._micro_batches,
+                self._between_batches,
+            ),
         )
-        self._progress.last |= {"valid_loss": result.loss, "valid_accuracy": result.accuracy}
-        self._journal.event(
-            "evaluation", step=self._engine.steps, valid_loss=result.loss, valid_accuracy=result.accuracy
-        )
+        self._progress.last |= {name: named[name] for name in ("valid_loss", "valid_accuracy")}
+        self._journal.event("evaluation", step=self._engine.steps, **named)
+        self._sample()
+
+    def _sample(self) -> None:
+        if not self._train.eval_samples or self._inputs.validation is None:
+            return
+        longest = self._train.eval_sample_tokens
+        asked = prompts(self._inputs.validation, self._train.eval_samples, longest)
+        for said in answer(self._engine, self._inputs.model, self._inputs.tokenizer, asked, longest):
+            self._journal.event("sample", step=self._engine.steps, **asdict(said))
+        self._between_batches()
 
     def _between_batches(self) -> None:
         self._journal.beat()

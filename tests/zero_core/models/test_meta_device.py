@@ -11,10 +11,10 @@ from tests.tiny_model import write_tiny_model
 from tests.zero_core.engine_runs import micro_batches, whole_weights
 from tests.zero_core.ranks import RankError, RankPool
 from tests.zero_core.reference import OPTIMIZER, relative_difference
+from tests.zero_core.token_loss import token_loss
 from zero_core import ZeroConfig, ZeroEngine
 from zero_core.config.zero import Precision
 from zero_core.models.weights import empty_model, open_weights
-from zero_core.training.loss import token_loss
 
 STEPS = 3
 

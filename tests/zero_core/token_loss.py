@@ -1,13 +1,13 @@
-"""Next-token loss of a micro-batch, over its target tokens only."""
+"""Next-token loss of a padded micro-batch with whole logits: what plain PyTorch makes of it."""
 
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from zero_core.data.batches import IGNORED
+IGNORED = -100
+"""Label of a position that is no target."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,3 @@ def token_loss(model: Any, batch: dict[str, Tensor]) -> TokenLoss:
     total = cross_entropy(predicting, targets, reduction="sum")
     correct = (predicting.detach().argmax(-1) == targets).sum()
     return TokenLoss(total / tokens, tokens, total.item(), int(correct.item()))
-
-
-def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
