@@ -22,6 +22,6 @@ _SENTENCES = {
     Note.TEXT_BESIDE_CALL_LEFT_OUT: "the chat template leaves out the text beside a tool call",
     Note.CONTENT_LEFT_OUT: "the chat template leaves out the content of a message",
     Note.END_NOT_LEARNT: "the chat template ends an answer with no token, so its end can't be learnt",
-    Note.END_IS_NO_STOP: "an answer ends with a token at which the model does not stop: neither the tokenizer's "
-    "eos_token nor one of generation_config.eos_token_id",
+    Note.END_IS_NO_STOP: "an answer ends with a token at which the model does not stop: it is neither the "
+    "tokenizer's eos_token nor one of generation_config.eos_token_id",
 }

@@ -96,7 +96,12 @@ class Preparation:
         try:
             entries = {
                 param: prepare(
-                    path, param, self._recipe, self._cache, min_examples, Pulse(self._journal, param, self._check)
+                    path,
+                    param,
+                    self._recipe,
+                    self._cache,
+                    min_examples,
+                    Pulse(self._journal, param, self._check),
                 )
                 for param, path, min_examples in files
             }
