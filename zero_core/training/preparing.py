@@ -182,9 +182,9 @@ def _failure(error: Exception) -> dict[str, Any]:
 def _error(rank: int, failure: dict[str, Any]) -> Exception:
     match failure["kind"]:
         case "invalid_file":
-            report = failure["report"]
-            errors = tuple(LineError(**line) for line in report.pop("errors"))
-            return InvalidFile(FileReport(**report, errors=errors), failure["param"])
+            fields = {key: tuple(v) if isinstance(v, list) else v for key, v in failure["report"].items()}
+            errors = tuple(LineError(**line) for line in fields.pop("errors"))
+            return InvalidFile(FileReport(**fields, errors=errors), failure["param"])
         case "invalid_model":
             return InvalidModel(failure["message"])
         case "stopped":
