@@ -182,7 +182,9 @@ def _failure(error: Exception) -> dict[str, Any]:
 def _error(rank: int, failure: dict[str, Any]) -> Exception:
     match failure["kind"]:
         case "invalid_file":
-            fields = {key: tuple(v) if isinstance(v, list) else v for key, v in failure["report"].items()}
+            fields: dict[str, Any] = {
+                key: tuple(v) if isinstance(v, list) else v for key, v in failure["report"].items()
+            }
             errors = tuple(LineError(**line) for line in fields.pop("errors"))
             return InvalidFile(FileReport(**fields, errors=errors), failure["param"])
         case "invalid_model":

@@ -286,9 +286,7 @@ def test_conversations_that_the_template_refuses_are_named(tmp_path: Path) -> No
 
 
 def test_an_ambiguous_template_is_the_models_fault(tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidModel, match=r"line 1 of the training_file: .*\); mark them .* generation"
-    ):
+    with pytest.raises(InvalidModel, match=r"line 1 of the training_file: .*\); mark them .* generation"):
         dataset_of(
             write_chat_file(tmp_path / "f", 2), recipe(tmp_path / "model", 64, byte_tokenizer("nothing"))
         )
