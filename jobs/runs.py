@@ -22,6 +22,7 @@ def inputs(session: Session, settings: Settings, job: Job) -> dict[str, Any]:
         "train": spec["training"],
         "min_examples": settings.min_examples,
         "resume": checkpoint_paths(session, job),
+        "cache_dir": str(settings.cache_dir.absolute()),
         "hang_seconds": settings.hang_seconds,
     }
 

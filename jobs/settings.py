@@ -63,6 +63,10 @@ class Settings(BaseSettings):
     def models_dir(self) -> Path:
         return self.data_dir / "models"
 
+    @property
+    def cache_dir(self) -> Path:
+        return self.data_dir / "cache"
+
     def job_dir(self, job_id: str) -> Path:
         return self.data_dir / "jobs" / job_id
 

@@ -1,17 +1,17 @@
 """What a run starts from: the model on the device, the tokenised files, and what was odd about them."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from zero_core.data.dataset import Dataset
-from zero_core.data.formats import Param
 from zero_core.models.loading import load_model
 from zero_core.training.journal import Journal
-from zero_core.training.run import Run
+from zero_core.training.preparing import Place, Preparation
+from zero_core.training.run import Run, StopRequest
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,17 @@ class Inputs:
         return int(self.tokenizer.pad_token_id)
 
 
-def load_inputs(run: Run, device: torch.device, journal: Journal) -> Inputs:
+def load_inputs(run: Run, device: torch.device, journal: Journal, stop: StopRequest) -> Inputs:
+    """Collective. Raises InvalidModel, InvalidFile or Stopped, the last two on all ranks."""
     model, tokenizer = load_model(run.model_path, torch.float32)
     if run.train.gradient_checkpointing:
         model.activation_checkpointing_enable()
     max_length = _usable_length(run.train.max_length, model, journal)
 
-    def dataset(path: Path, param: Param, min_examples: int) -> Dataset:
-        loaded = Dataset.from_file(path, tokenizer, max_length, min_examples, param)
-        _warn_of_losses(loaded, param, max_length, journal)
-        return loaded
-
-    training = dataset(run.training_file, "training_file", run.min_examples)
-    validation = None
-    if run.validation_file is not None:
-        validation = dataset(run.validation_file, "validation_file", 1)
+    place = Place.of(dist.get_rank(), dist.get_world_size())
+    datasets = Preparation(run, max_length, journal, stop, place).datasets()
     nn.Module.to(model, device).train()
-    return Inputs(model, tokenizer, training, validation)
+    return Inputs(model, tokenizer, datasets.training, datasets.validation)
 
 
 def _usable_length(max_length: int, model: Any, journal: Journal) -> int:
@@ -61,14 +55,3 @@ def _usable_length(max_length: int, model: Any, journal: Journal) -> int:
         f"max_length {max_length} is more than the model's {positions} positions; {positions} is used"
     )
     return int(positions)
-
-
-def _warn_of_losses(dataset: Dataset, param: Param, max_length: int, journal: Journal) -> None:
-    if dataset.truncated:
-        journal.warn(
-            f"{param}: {dataset.truncated} of {len(dataset)} examples were cut at max_length {max_length}"
-        )
-    if dataset.dropped:
-        journal.warn(
-            f"{param}: {dataset.dropped} examples had no target token within max_length and were left out"
-        )

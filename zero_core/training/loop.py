@@ -88,7 +88,7 @@ class TrainingLoop:
         self._train = run.train
         self._journal = journal
         self._device = device
-        self._inputs: Inputs = load_inputs(run, device, journal)
+        self._inputs: Inputs = load_inputs(run, device, journal, stop)
         self._total_steps = self._train.total_steps(len(self._inputs.training))
         self._precision = _precision(run, device)
         self._engine = self._build_engine()
@@ -341,9 +341,16 @@ class TrainingLoop:
 
     def _stop(self, stopped: Stopped) -> Outcome:
         step = self._engine.steps
-        if stopped.action == "cancel":
-            return Outcome("cancelled", "cancelled_by_user", step=step)
         newest = self._checkpoints[-1].name if self._checkpoints else None
-        if step > 0 and newest != f"step-{step}":
+        if stopped.action == "pause" and step > 0 and newest != f"step-{step}":
             self._save()
-        return Outcome("paused", "paused_by_user", step=step)
+        return stopped.outcome(step)
+
+
+def attempt(run: Run, device: torch.device, journal: Journal, stop: StopRequest) -> Outcome:
+    """Train until the run's end, or until it is asked to stop. Collective."""
+    try:
+        loop = TrainingLoop(run, device, journal, stop)
+    except Stopped as stopped:  # While the files were prepared.
+        return stopped.outcome(step=0)
+    return loop.run()

@@ -32,6 +32,7 @@ class Run:
     min_examples: int
     resume: list[Path]
     export_dir: Path
+    cache_dir: Path
     hang_seconds: float
 
     @classmethod
@@ -49,6 +50,7 @@ class Run:
             min_examples=given["min_examples"],
             resume=[Path(path) for path in given["resume"]],
             export_dir=Path(given["export_dir"]),
+            cache_dir=Path(given.get("cache_dir") or directory / "cache"),
             hang_seconds=given["hang_seconds"],
         )
 

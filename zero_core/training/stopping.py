@@ -3,7 +3,7 @@
 import torch
 
 from zero_core.comm.collectives import Communicator
-from zero_core.training.run import Action, StopRequest
+from zero_core.training.run import Action, Outcome, StopRequest
 
 
 class Stopped(Exception):
@@ -12,6 +12,11 @@ class Stopped(Exception):
     def __init__(self, action: Action) -> None:
         super().__init__(action)
         self.action = action
+
+    def outcome(self, step: int) -> Outcome:
+        if self.action == "cancel":
+            return Outcome("cancelled", "cancelled_by_user", step=step)
+        return Outcome("paused", "paused_by_user", step=step)
 
 
 class StopVote:

@@ -15,7 +15,7 @@ from zero_core.data.formats import InvalidFile
 from zero_core.errors import PeerFailed, PeerGone, PeerSilent
 from zero_core.models.model_files import InvalidModel
 from zero_core.training.journal import Journal
-from zero_core.training.loop import NonFiniteLoss, TrainingLoop
+from zero_core.training.loop import NonFiniteLoss, attempt
 from zero_core.training.parent_death import PARENT_VARIABLE, die_with_parent
 from zero_core.training.run import Outcome, Run, StopRequest
 
@@ -49,7 +49,7 @@ def train(run: Run, stop: StopRequest) -> Outcome | None:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=run.hang_seconds))
     rank = dist.get_rank()
-    outcome = TrainingLoop(run, device, Journal(run.directory, rank), stop).run()
+    outcome = attempt(run, device, Journal(run.directory, rank), stop)
     dist.destroy_process_group()
     return outcome if rank == 0 else None
 

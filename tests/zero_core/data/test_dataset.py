@@ -1,78 +1,57 @@
-import json
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
-from tests.tiny_model import byte_tokenizer, write_chat_file
 from zero_core.data.dataset import Dataset
-from zero_core.data.formats import InvalidFile
-from zero_core.models.model_files import InvalidModel
 
 
-def write(path: Path, *values: Any) -> Path:
-    path.write_text("".join(json.dumps(value) + "\n" for value in values))
-    return path
-
-
-def test_examples_keep_the_order_of_the_file(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    dataset = Dataset.from_file(write_chat_file(tmp_path / "f", 20), tokenizer, 2048, 20)
-    assert (len(dataset), dataset.truncated, dataset.dropped) == (20, 0, 0)
-    contents = [json.loads(line)["messages"] for line in (tmp_path / "f").read_text().splitlines()]
-    for example, messages in zip(dataset, contents, strict=True):
-        assert (
-            tokenizer.decode(example.input_ids[example.target_mask]) == messages[-1]["content"] + "<|im_end|>"
-        )
-    assert dataset.input_ids.dtype == np.int32
-    with pytest.raises(IndexError):
-        dataset[20]
-
-
-def test_long_examples_are_cut_and_those_without_a_target_left_out(tmp_path: Path) -> None:
-    file = write(
-        tmp_path / "f",
-        {"prompt": "ab", "completion": "c"},
-        {"prompt": "ab", "completion": "cdefgh"},
-        {"prompt": "abcdef", "completion": "g"},
-        {"prompt": "", "completion": "abcdefgh"},
+def dataset(samples: int, sequences: int = 1, per_line: int = 1) -> Dataset:
+    """Sequence i is [i, i]."""
+    ids = np.repeat(np.arange(samples * sequences, dtype=np.int32), 2)
+    return Dataset(
+        input_ids=ids,
+        target_mask=np.ones(len(ids), dtype=np.bool_),
+        offsets=np.arange(0, len(ids) + 1, 2),
+        sequences=sequences,
+        lines=1 + np.arange(samples) // per_line,
     )
-    dataset = Dataset.from_file(file, byte_tokenizer(), max_length=4)
-    assert [len(example) for example in dataset] == [4, 4, 4]
-    assert [example.target_tokens for example in dataset] == [2, 2, 3]
-    assert (dataset.truncated, dataset.dropped) == (2, 1)
-    # What is left of the last is one token to learn, which nothing predicts.
-    with pytest.raises(InvalidFile, match=r"0 usable examples; at least 1 are needed \(4 have no token"):
-        Dataset.from_file(file, byte_tokenizer(), max_length=1)
-    with pytest.raises(InvalidFile, match=r"3 usable examples; at least 4 are needed \(1 have no token"):
-        Dataset.from_file(file, byte_tokenizer(), max_length=4, min_examples=4)
 
 
-def test_a_bad_file_is_refused_with_its_lines(tmp_path: Path) -> None:
-    file = write(tmp_path / "f", {"text": "a"}, {"text": 1})
-    with pytest.raises(InvalidFile, match="validation_file: line 2 has a number in text") as caught:
-        Dataset.from_file(file, byte_tokenizer(), 16, 1, "validation_file")
-    assert caught.value.code == "invalid_validation_file"
+def firsts(data: Dataset) -> list[int]:
+    return [int(sample[0].input_ids[0]) for sample in data]
 
 
-def test_conversations_that_the_template_refuses_are_named(tmp_path: Path) -> None:
-    strict = (
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages }}"
-    )
-    file = write(
-        tmp_path / "f",
-        *[{"messages": [{"role": role, "content": "x"}, {"role": "assistant", "content": "y"}]}
-          for role in ("system", "system")],
-    )  # fmt: skip
-    with pytest.raises(InvalidFile, match=r"line 1 is refused by .*: no system \(also line 2\)"):
-        Dataset.from_file(file, byte_tokenizer(strict), 64)
+def test_a_sample_has_one_sequence_or_two() -> None:
+    assert [[int(s.input_ids[0]) for s in sample] for sample in dataset(3, 2)] == [[0, 1], [2, 3], [4, 5]]
+    assert len(dataset(3, 2)) == len(dataset(3)) == 3
+    for outside in (3, -1):
+        with pytest.raises(IndexError):
+            dataset(3)[outside]
 
 
-def test_an_ambiguous_template_is_the_models_fault(tmp_path: Path) -> None:
-    file = write_chat_file(tmp_path / "f", 2)
-    with pytest.raises(
-        InvalidModel,
-        match=r"line 1 of the training_file: .* by a loop over the messages\); mark them .* generation",
-    ):
-        Dataset.from_file(file, byte_tokenizer("nothing"), 64)
+def test_a_split_is_decided_by_the_seed_alone() -> None:
+    data = dataset(100, sequences=2)
+    train, valid = data.split(0.1, seed=3)
+    assert (len(train), len(valid), train.sequences, valid.sequences) == (90, 10, 2, 2)
+    assert sorted(firsts(train) + firsts(valid)) == firsts(data)
+    assert firsts(train) == sorted(firsts(train))
+    assert firsts(valid) == sorted(firsts(valid)) == firsts(dataset(100, sequences=2).split(0.1, seed=3)[1])
+    assert firsts(valid) != firsts(data.split(0.1, seed=4)[1])
+    # These very ones, in every release and on every machine.
+    assert firsts(dataset(10).split(0.3, seed=42)[1]) == [1, 2, 6]
+
+
+@pytest.mark.parametrize(
+    ("samples", "share", "held_out"), [(2, 0.5, 1), (2, 0.01, 1), (10, 0.5, 5), (3, 0.5, 2)]
+)
+def test_each_part_has_an_example(samples: int, share: float, held_out: int) -> None:
+    train, valid = dataset(samples).split(share, 0)
+    assert (len(train), len(valid)) == (samples - held_out, held_out)
+
+
+def test_pieces_of_a_line_stay_together() -> None:
+    data = dataset(40, per_line=4)
+    train, valid = data.split(0.2, seed=1)
+    assert (len(train), len(valid)) == (32, 8)
+    assert not {number // 4 for number in firsts(train)} & {number // 4 for number in firsts(valid)}
+    with pytest.raises(ValueError, match="at least 2 lines"):
+        dataset(4, per_line=4).split(0.2, seed=1)

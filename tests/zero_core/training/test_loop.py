@@ -16,7 +16,7 @@ from tests.tiny_model import write_chat_file, write_tiny_model
 from tests.zero_core.ranks import RankError, RankPool
 from zero_core import TrainConfig
 from zero_core.training.journal import Journal
-from zero_core.training.loop import TrainingLoop
+from zero_core.training.loop import attempt
 from zero_core.training.run import Outcome, Run, StopRequest
 
 TRAIN: dict[str, Any] = {
@@ -65,7 +65,7 @@ def run_loop(directory: Path, sigterm_at_step: int | None = None) -> Outcome:
     try:
         stop = StopRequest(directory)
         journal = StoppingJournal(directory, rank, sigterm_at_step)
-        return TrainingLoop(run, torch.device("cpu"), journal, stop).run()
+        return attempt(run, torch.device("cpu"), journal, stop)
     finally:
         signal.signal(signal.SIGTERM, previous)
 
