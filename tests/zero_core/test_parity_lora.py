@@ -55,12 +55,9 @@ def test_it_really_trains(directory: Path) -> None:
     assert expected.moved > 0.1 * size
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_mixed_precision_is_plain_pytorchs(
-    pools: dict[int, RankPool], directory: Path, world_size: int
-) -> None:
+def test_mixed_precision_is_plain_pytorchs(pools: dict[int, RankPool], directory: Path) -> None:
     plans = [Plan(stage, precision) for stage in (0, 1, 2, 3) for precision in MIXED]
-    results = pools[world_size].run(lora_runs.train, directory, plans, LORA, STEPS)[0]
+    results = pools[2].run(lora_runs.train, directory, plans, LORA, STEPS)[0]
     for plan, result in zip(plans, results, strict=True):
         expected = plain(directory, plan.precision)
         norms = [report.grad_norm for report in result.reports]

@@ -126,8 +126,12 @@ def _fused_notes(model: nn.Module, config: LoraConfig) -> list[str]:
     }
     if not fused or config.target_modules != "all-linear":
         return []
-    return [f"lora.target_modules: experts that are stored as one ({', '.join(sorted(fused))}) are left alone"]
+    return [
+        f"lora.target_modules: experts that are stored as one ({', '.join(sorted(fused))}) are left alone"
+    ]
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted({name.rpartition(".")[2] for name in names if not name.endswith(tuple("0123456789"))}))
+    return ", ".join(
+        sorted({name.rpartition(".")[2] for name in names if not name.endswith(tuple("0123456789"))})
+    )

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import peft
 import torch
@@ -147,7 +148,6 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int) -> Adapters:
     """
     targets = find_targets(model, config)
     base_names = {id(parameter): name for name, parameter in model.named_parameters()}
-    model.requires_grad_(False)
     with warnings.catch_warnings():
         # Of a tie that it would leave undone, which is kept below, and of fan_in_fan_out, set by layer.
         warnings.simplefilter("ignore", UserWarning)
@@ -164,11 +164,12 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int) -> Adapters:
 
 
 def _peft_config(config: LoraConfig, targets: Targets) -> peft.LoraConfig:
+    # peft says int and takes both; what else reads the file expects an integer where it is one.
+    alpha: Any = int(config.alpha) if config.alpha == int(config.alpha) else config.alpha
     return peft.LoraConfig(
         task_type=peft.TaskType.CAUSAL_LM,
         r=config.r,
-        # What reads these files expects an integer where it is one.
-        lora_alpha=int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
+        lora_alpha=alpha,
         lora_dropout=0.0,
         target_modules=list(targets.endings),
         modules_to_save=list(targets.whole) or None,
