@@ -83,13 +83,11 @@ def train_and_export(base: Path, case: Case, out: Path) -> tuple[Tensor, list[An
         AutoTokenizer.from_pretrained(base).save_pretrained(directory)
 
     alone = export_adapter(engine, out / "adapter", adapters.stored_keys, beside_adapter)
-    merged = export(
-        engine,
-        out / "merged",
-        getattr(torch, case.stored),
-        lambda directory: config.save_pretrained(directory),
-        MergedResults(engine, adapters),
-    )
+    results = MergedResults(engine, adapters)
+    dtype = getattr(torch, case.stored)
+    merged = export(engine, out / "merged", dtype, lambda path: config.save_pretrained(path), results)
+    names = [name for unit in engine.gathered() for name, _ in results(unit, keep=True)]
+    assert len(names) == len(set(names))
     # Nothing of the engine has changed.
     assert torch.equal(lora_runs.logits(engine), logits)
     engine.close()
