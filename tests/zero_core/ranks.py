@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 120.0
 """Longest that one call may take before its ranks are ended and the test fails."""
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "transformers", "zero_core.engine"])
+_context.set_forkserver_preload(["torch", "torch.distributed", "transformers", "peft", "zero_core.engine"])
 
 
 class RankError(AssertionError):

@@ -5,11 +5,13 @@ Units are gathered one after the other; unit i is kept and written by rank i mod
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -27,8 +29,28 @@ class Exported:
     bytes: int
 
 
+class Results(Protocol):
+    """What of a gathered unit goes into the result."""
+
+    def __call__(self, unit: Unit, keep: bool) -> Iterable[tuple[str, Tensor]]:
+        """Names and values, in any dtype, on the one rank that keeps them. Collective."""
+        ...
+
+
+def parameters(unit: Unit, keep: bool) -> Iterable[tuple[str, Tensor]]:
+    """Every parameter under its own name."""
+    if keep:
+        for flat in unit.flats:
+            for slot, _, view in flat.slots():
+                yield slot.name, view.detach()
+
+
 def export(
-    engine: ZeroEngine, path: Path, dtype: torch.dtype, write_beside: Callable[[Path], None]
+    engine: ZeroEngine,
+    path: Path,
+    dtype: torch.dtype,
+    write_beside: Callable[[Path], None],
+    results: Results = parameters,
 ) -> Exported | None:
     """Write the model to ``path``, replacing what is there. Collective; rank 0 alone gets the answer.
 
@@ -42,8 +64,8 @@ def export(
             aside.mkdir(parents=True)
     weights: dict[str, Tensor] = {}
     for unit in engine.gathered():
-        if unit.index % group.world_size == group.rank:
-            weights |= _weights(unit, dtype)
+        keep = unit.index % group.world_size == group.rank
+        weights |= {name: value.to("cpu", dtype, copy=True) for name, value in results(unit, keep)}
     if group.rank == 0:
         weights |= _buffers(engine)
     with all_or_none(group, "export"):
@@ -51,7 +73,7 @@ def export(
             save_file(weights, aside / _file_name(group.rank, group.world_size), metadata={"format": "pt"})
     with all_or_none(group, "export"):
         if group.rank == 0:
-            total = _write_index(engine, aside, dtype)
+            total = _write_index(aside)
             write_beside(aside)
             durable.sync_tree(aside)
             shutil.rmtree(path, ignore_errors=True)
@@ -64,33 +86,22 @@ def _file_name(rank: int, world_size: int) -> str:
     return f"model-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
-def _weights(unit: Unit, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {
-        slot.name: view.detach().to("cpu", dtype, copy=True)
-        for flat in unit.flats
-        for slot, _, view in flat.slots()
-    }
-
-
 def _buffers(engine: ZeroEngine) -> dict[str, Tensor]:
     """Persistent buffers, which every rank has alike."""
     persistent = set(engine.model.state_dict())
     return {n: b.detach().cpu().clone() for n, b in engine.model.named_buffers() if n in persistent}
 
 
-def _write_index(engine: ZeroEngine, directory: Path, dtype: torch.dtype) -> int:
-    """Which file has which tensor; every rank knows, so nothing is asked."""
-    world_size = engine.communicator.world_size
+def _write_index(directory: Path) -> int:
+    """Which file has which tensor; returns the bytes of all."""
     weight_map: dict[str, str] = {}
     total = 0
-    for index, unit in enumerate(engine.units):
-        for flat in unit.flats:
-            for slot in flat.layout.slots:
-                weight_map[slot.name] = _file_name(index % world_size, world_size)
-                total += slot.numel * dtype.itemsize
-    for name, buffer in _buffers(engine).items():
-        weight_map[name] = _file_name(0, world_size)
-        total += buffer.nbytes
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                weight_map[name] = path.name
+                # Mapped, not read.
+                total += tensors.get_tensor(name).nbytes
     durable.write_json(
         directory / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     )
