@@ -1,15 +1,15 @@
-"""What a run starts from: the model on the device, the tokenised files, and what was odd about them."""
+"""What a run starts from: the model to be filled, the tokenised files, and what was odd about them."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from zero_core.data.dataset import Dataset
 from zero_core.data.formats import Param
-from zero_core.models.loading import load_model
+from zero_core.models.loading import open_model
+from zero_core.models.weights import WeightFiles
 from zero_core.training.journal import Journal
 from zero_core.training.run import Run
 
@@ -17,7 +17,10 @@ from zero_core.training.run import Run
 @dataclass(frozen=True)
 class Inputs:
     model: Any
-    """A ``PreTrainedModel`` on the device, in training mode."""
+    """A ``PreTrainedModel`` in training mode: parameters without values, buffers on the device."""
+
+    weights: WeightFiles
+    """Where the parameters' values come from, and how the result is stored."""
 
     tokenizer: Any
     training: Dataset
@@ -29,7 +32,8 @@ class Inputs:
 
 
 def load_inputs(run: Run, device: torch.device, journal: Journal) -> Inputs:
-    model, tokenizer = load_model(run.model_path, torch.float32)
+    opened = open_model(run.model_path, torch.float32)
+    model, tokenizer = opened.model, opened.tokenizer
     if run.train.gradient_checkpointing:
         model.activation_checkpointing_enable()
     max_length = _usable_length(run.train.max_length, model, journal)
@@ -43,8 +47,10 @@ def load_inputs(run: Run, device: torch.device, journal: Journal) -> Inputs:
     validation = None
     if run.validation_file is not None:
         validation = dataset(run.validation_file, "validation_file", 1)
-    nn.Module.to(model, device).train()
-    return Inputs(model, tokenizer, training, validation)
+    for buffer in model.buffers():
+        buffer.data = buffer.to(device)
+    model.train()
+    return Inputs(model, opened.weights, tokenizer, training, validation)
 
 
 def _usable_length(max_length: int, model: Any, journal: Journal) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoConfig, get_scheduler
+from transformers import get_scheduler
 
 from zero_core.checkpoints import checkpoint
 from zero_core.checkpoints.checkpoint import Saved
@@ -21,6 +21,7 @@ from zero_core.config.zero import Precision
 from zero_core.data.batches import collate, epoch_of, global_batch, split
 from zero_core.engine import StepReport, ZeroEngine
 from zero_core.errors import CheckpointDamaged
+from zero_core.models.carry_over import carry_over
 from zero_core.planner import model_state_bytes
 from zero_core.training.evaluation import Evaluation, evaluate
 from zero_core.training.inputs import Inputs, load_inputs
@@ -90,6 +91,8 @@ class TrainingLoop:
             self._train.zero_config(world_size, self._precision),
             self._train.optimizer_config(),
             lr_schedule=scheduler.lr_lambdas[0],
+            weights=self._inputs.weights,
+            device=self._device,
         )
 
     def run(self) -> Outcome:
@@ -258,16 +261,13 @@ class TrainingLoop:
     def _export(self) -> None:
         self._journal.phase("exporting")
         self._vote.check()
-        # The base model's own config: the one in memory has dropout and the cache switched off.
-        config = AutoConfig.from_pretrained(self._run.model_path, local_files_only=True)
-        dtype = config.dtype or torch.float32
-
-        def write_beside(directory: Path) -> None:
-            config.save_pretrained(directory)
-            self._inputs.model.generation_config.save_pretrained(directory)
-            self._inputs.tokenizer.save_pretrained(directory)
-
-        exported = export(self._engine, self._run.export_dir, dtype, write_beside)
+        base, template = self._run.model_path, self._train.chat_template
+        exported = export(
+            self._engine,
+            self._run.export_dir,
+            self._inputs.weights,
+            lambda directory: carry_over(base, directory, template),
+        )
         self._journal.beat()
         if exported is not None:
             self._journal.event("exported", path=str(exported.path), bytes=exported.bytes)

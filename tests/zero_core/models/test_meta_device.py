@@ -13,7 +13,7 @@ from tests.zero_core.ranks import RankError, RankPool
 from tests.zero_core.reference import OPTIMIZER, relative_difference
 from zero_core import ZeroConfig, ZeroEngine
 from zero_core.config.zero import Precision
-from zero_core.models.weights import empty_model, open_weights
+from zero_core.models.loading import load_model, open_model
 from zero_core.training.loss import token_loss
 
 STEPS = 3
@@ -34,15 +34,13 @@ def batch(step: int) -> dict[str, Tensor]:
 
 def train(directory: Path, config: ZeroConfig, on_meta: bool) -> Result:
     if on_meta:
-        model = empty_model(directory, torch.float32)
-        weights = open_weights(directory, model)
+        opened = open_model(directory, torch.float32)
+        model, weights = opened.model, opened.weights
         identities = [id(parameter) for parameter in model.parameters()]
         engine = ZeroEngine(model, config, OPTIMIZER, weights=weights)
         assert identities == [id(parameter) for parameter in model.parameters()]
         read = weights.bytes_read
     else:
-        from zero_core.models.loading import load_model
-
         model, _ = load_model(directory, torch.float32)
         engine, read = ZeroEngine(model, config, OPTIMIZER), 0
     losses = []
@@ -80,7 +78,7 @@ def test_each_rank_reads_its_slices_and_the_result_is_the_same(
 
 
 def without_weights(directory: Path) -> None:
-    ZeroEngine(empty_model(directory, torch.float32), ZeroConfig(stage=3), OPTIMIZER)
+    ZeroEngine(open_model(directory, torch.float32).model, ZeroConfig(stage=3), OPTIMIZER)
 
 
 def test_a_model_without_values_is_refused(pools: dict[int, RankPool], directory: Path) -> None:
