@@ -236,8 +236,11 @@ class _Writer:
 
     def _write(self, key: str, start: int, flat: Tensor) -> None:
         assert self._file is not None
-        values = flat.to("cpu", DTYPES[self._base.stored[key].dtype])
-        self._file.write(key, start, bytes_of(values))
+        dtype = DTYPES[self._base.stored[key].dtype]
+        for part in flat.split(_COPIED // dtype.itemsize):
+            # Copied, since memory that was shown to others can't be given back by the engine.
+            self._file.write(key, start, bytes_of(part.to("cpu", dtype, copy=True)))
+            start += part.numel()
 
     def finish(self) -> None:
         """Everything was given. Raises what went wrong."""

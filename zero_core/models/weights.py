@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
 from io import FileIO
+from mmap import mmap
 from pathlib import Path
 
 import torch
@@ -23,6 +24,9 @@ from zero_core.checkpoints.tensor_file import Run, StoredTensor
 from zero_core.models.conversion import Converted, Sources, Unloadable, find_sources
 from zero_core.models.model_files import InvalidModel, stored_tensors
 from zero_core.models.slices import SliceMap
+
+_IN_HEAP = 1 << 16
+"""Bytes up to which values are put there."""
 
 _COMPARED = 1 << 20
 """Elements that are compared at a time."""
@@ -79,7 +83,7 @@ class WeightFiles:
         return self._read_runs([Run(key, 0, tensor.numel)]).view(tensor.shape)
 
     def _read_runs(self, runs: Sequence[Run]) -> Tensor:
-        values = torch.empty(sum(run.length for run in runs), dtype=self._dtype_of(runs))
+        values = _reserve(sum(run.length for run in runs), self._dtype_of(runs))
         with ExitStack() as stack:
             files: dict[Path, FileIO] = {}
             for run, part in zip(runs, values.split([run.length for run in runs]), strict=True):
@@ -95,6 +99,18 @@ class WeightFiles:
 
     def _dtype_of(self, runs: Sequence[Run]) -> torch.dtype:
         return _common([DTYPES[dtype] for dtype in sorted({self.stored[run.key].dtype for run in runs})])
+
+
+def _reserve(numel: int, dtype: torch.dtype) -> Tensor:
+    """Memory that goes back to the system with the tensor.
+
+    What is read is soon copied to where it stays. In the heap it would leave holes between what stays,
+    which together are as large as that.
+    """
+    nbytes = numel * dtype.itemsize
+    if nbytes < _IN_HEAP:
+        return torch.empty(numel, dtype=dtype)
+    return torch.frombuffer(mmap(-1, nbytes), dtype=dtype)
 
 
 def _common(dtypes: list[torch.dtype]) -> torch.dtype:

@@ -27,7 +27,9 @@ def note(directory: Path) -> None:
     (directory / "beside.json").write_text("{}")
 
 
-def train_and_export(base: Path, target: Path, stage: int, precision: Precision = "fp32") -> tuple[Tensor, int]:
+def train_and_export(
+    base: Path, target: Path, stage: int, precision: Precision = "fp32"
+) -> tuple[Tensor, int]:
     """Logits after one step, and the bytes that were read to start."""
     opened = open_model(base, torch.float32)
     config = ZeroConfig(stage=stage, precision=precision)
@@ -55,7 +57,17 @@ def reloaded_logits(path: Path, **options: Any) -> Tensor:
 
 @pytest.mark.parametrize(
     "name",
-    ["llama-tied", "gpt2", "gpt-neox", "mixtral", "qwen3-moe", "deepseek-v3", "gemma3-untied", "hrm", "inkling2"],
+    [
+        "llama-tied",
+        "gpt2",
+        "gpt-neox",
+        "mixtral",
+        "qwen3-moe",
+        "deepseek-v3",
+        "gemma3-untied",
+        "hrm",
+        "inkling2",
+    ],
 )
 def test_the_result_is_stored_as_its_base_and_is_the_trained_model(
     pools: dict[int, RankPool], tmp_path: Path, name: str
@@ -66,7 +78,6 @@ def test_the_result_is_stored_as_its_base_and_is_the_trained_model(
     assert {key: (value.shape, value.dtype) for key, value in after.items()} == {
         key: (value.shape, value.dtype) for key, value in before.items()
     }
-    assert not any(torch.equal(after[key], before[key]) for key in before if key.endswith("proj.weight"))
     index = json.loads((target / "model.safetensors.index.json").read_text())
     assert {key: load_file(target / file)[key].nbytes for key, file in index["weight_map"].items()} == {
         key: value.nbytes for key, value in before.items()
@@ -75,6 +86,7 @@ def test_the_result_is_stored_as_its_base_and_is_the_trained_model(
     # Without the index, and with the base's config.
     (target / "config.json").write_bytes((base / "config.json").read_bytes())
     assert torch.equal(reloaded_logits(target), logits)
+    assert not torch.allclose(reloaded_logits(base), logits, atol=1e-3)
 
 
 @pytest.mark.parametrize(("stage", "world_size"), [(0, 1), (2, 3)])

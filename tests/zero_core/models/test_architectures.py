@@ -37,7 +37,12 @@ def test_any_range_of_a_fused_parameter_is_read(tmp_path: Path) -> None:
     name = "model.layers.1.mlp.experts.gate_up_proj"
     flat = whole[name].reshape(-1)
     matrix = 48 * 32
-    for start, length in [(0, flat.numel()), (matrix - 3, 5), (3 * matrix + 7, 2 * matrix), (flat.numel() - 1, 1)]:
+    for start, length in [
+        (0, flat.numel()),
+        (matrix - 3, 5),
+        (3 * matrix + 7, 2 * matrix),
+        (flat.numel() - 1, 1),
+    ]:
         assert torch.equal(weights.read(name, start, length), flat[start : start + length])
     assert weights.bytes_read == 4 * (flat.numel() + 5 + 2 * matrix + 1)
 

@@ -1,5 +1,7 @@
 """A model built on the meta device: each rank reads its own slices, and trains as if it had loaded it all."""
 
+import gc
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +15,10 @@ from tests.zero_core.ranks import RankError, RankPool
 from tests.zero_core.reference import OPTIMIZER, relative_difference
 from zero_core import ZeroConfig, ZeroEngine
 from zero_core.config.zero import Precision
+from zero_core.memory.heap import trim
+from zero_core.memory.ledger import reset_peak, resident
 from zero_core.models.loading import load_model, open_model
+from zero_core.models.model_files import stored_tensors
 from zero_core.training.loss import token_loss
 
 STEPS = 3
@@ -75,6 +80,40 @@ def test_each_rank_reads_its_slices_and_the_result_is_the_same(
         share = world_size if stage == 3 else 1
         assert on_meta.bytes_read == pytest.approx(4 * on_meta.elements / share, rel=0.05)
     assert relative_difference(ours[0].weights, loaded[0].weights) == 0
+
+
+def start_at_stage_3(directory: Path, precision: Precision) -> ZeroEngine:
+    opened = open_model(directory, torch.float32)
+    config = ZeroConfig(stage=3, precision=precision)
+    return ZeroEngine(opened.model, config, OPTIMIZER, weights=opened.weights)
+
+
+def growth_at_start(directory: Path, precision: Precision, small: Path) -> tuple[int, int]:
+    """Bytes that this process holds at most more than before, and those of its own part."""
+    # Classes and caches come with the first model, whatever its size.
+    start_at_stage_3(small, precision).close()
+    gc.collect()
+    trim(0)
+    reset_peak(torch.device("cpu"))
+    before = resident().current
+    engine = start_at_stage_3(directory, precision)
+    peak = resident().peak
+    usage = engine.memory()
+    engine.close()
+    return peak - before, sum(usage[kind]["current"]["device"] for kind in ("parameters", "optimizer"))
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="Linux's high-water mark")
+def test_starting_takes_a_ranks_own_part_and_less_than_the_largest_tensor_beside(
+    pools: dict[int, RankPool], directory: Path, tmp_path: Path
+) -> None:
+    large = write_tiny_model(tmp_path / "large", hidden=512, layers=6, heads=8)
+    sizes = [tensor.nbytes for tensor in stored_tensors(large).values()]
+    precisions: list[tuple[Precision, float]] = [("fp32", 1.0), ("bf16", 1.5)]
+    for precision, states in precisions:
+        for peak, own in pools[3].run(growth_at_start, large, precision, directory):
+            assert own == pytest.approx(states * sum(sizes) / 3, rel=0.01)
+            assert own < peak < own + max(sizes)
 
 
 def without_weights(directory: Path) -> None:
