@@ -37,29 +37,32 @@ _DEEPSEEK = _SIZES | {
     "moe_intermediate_size": 16, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
 }  # fmt: skip
-_GPT2 = {"vocab_size": 258, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "eos_token_id": 1}
+_GPT2: dict[str, Any] = {
+    "vocab_size": 258, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 0,
+    "eos_token_id": 1,
+}  # fmt: skip
+_HEADS = _GROUPED | {"head_dim": 8}
+_QWEN3 = _HEADS | {"num_experts": 4, "moe_intermediate_size": 24, "num_experts_per_tok": 2}
 
 ARCHITECTURES: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**_GROUPED),
     "llama-tied": LlamaConfig(**_GROUPED, tie_word_embeddings=True),
-    "gpt2-tied": GPT2Config(**_GPT2, bos_token_id=0),
-    "gpt2": GPT2Config(**_GPT2, bos_token_id=0, tie_word_embeddings=False),
+    "gpt2-tied": GPT2Config(**_GPT2),
+    "gpt2": GPT2Config(**_GPT2, tie_word_embeddings=False),
     # Stored as embed_out.
     "gpt-neox": GPTNeoXConfig(**_SIZES),
     "gpt-neox-tied": GPTNeoXConfig(**_SIZES, tie_word_embeddings=True),
     # Experts stored one by one, gate and up projections apart.
     "mixtral": MixtralConfig(**_GROUPED, num_local_experts=4),
     "mixtral-tied": MixtralConfig(**_GROUPED, num_local_experts=4, tie_word_embeddings=True),
-    "qwen3-moe": Qwen3MoeConfig(
-        **_GROUPED, num_experts=4, moe_intermediate_size=24, num_experts_per_tok=2, head_dim=8
-    ),
+    "qwen3-moe": Qwen3MoeConfig(**_QWEN3),
     # A persistent buffer: the router's bias.
     "deepseek-v3": DeepseekV3Config(**_DEEPSEEK),
     # Buffers that are not stored: the embedding's scale, two rotary tables.
-    "gemma2": Gemma2Config(**_GROUPED, head_dim=8),
-    "gemma3-untied": Gemma3TextConfig(**_GROUPED, head_dim=8, tie_word_embeddings=False),
+    "gemma2": Gemma2Config(**_HEADS),
+    "gemma3-untied": Gemma3TextConfig(**_HEADS, tie_word_embeddings=False),
     # One stored matrix for several projections.
-    "hrm": HrmTextConfig(**_SIZES, head_dim=8),
+    "hrm": HrmTextConfig(**_SIZES | {"head_dim": 8}),
     # Interleaved rows, and a vocabulary stored with rows that the model leaves out.
     "inkling2": Inkling2TextConfig(**_INKLING),
 }

@@ -148,7 +148,7 @@ def full_disk(base: Path, target: Path, stage: int) -> None:
             raise OSError(28, "No space left on device")
 
     if torch.distributed.get_rank() == 1:
-        export_module.TensorFile = Full  # type: ignore[misc]
+        vars(export_module)["TensorFile"] = Full
     train_and_export(base, target, stage)
 
 

@@ -50,10 +50,9 @@ def test_every_file_but_weights_and_code_comes_byte_for_byte(base: Path, target:
             "preprocessor_config.json", "LICENSE",
         )
     }  # fmt: skip
-    left = {
-        name: b"x"
-        for name in ("own.py", "README.md", ".hidden.json", "pytorch_model.bin.index.json", "onnx.bin")
-    }
+    left = dict.fromkeys(
+        ("own.py", "README.md", ".hidden.json", "pytorch_model.bin.index.json", "onnx.bin"), b"x"
+    )
     for name, content in (kept | left).items():
         (base / name).write_bytes(content)
     (base / "more.json").mkdir()
