@@ -1,20 +1,24 @@
 """Models and tokenizers from local directories: safetensors only, no code of theirs, no network."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from zero_core.models.model_files import InvalidModel, check_model_dir
+from zero_core.models.weights import WeightFiles, find_weights
 
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}"
@@ -28,38 +32,66 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
-def load_model(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model on the CPU, ready to train, and its tokenizer with an end, a padding and a chat template.
+@dataclass(frozen=True)
+class OpenModel:
+    """A model to be trained, without its values."""
+
+    model: PreTrainedModel
+    """Parameters on the meta device, buffers on the CPU with their values."""
+
+    weights: WeightFiles
+    """Where the parameters' values come from: ``ZeroEngine(..., weights=...)``."""
+
+    tokenizer: PreTrainedTokenizerBase
+    """With an end, a padding and a chat template."""
+
+
+def open_model(path: Path, dtype: torch.dtype) -> OpenModel:
+    """The model of a directory, built as ``from_pretrained`` does but for reading its parameters.
 
     Raises InvalidModel, which names the directory.
     """
     check_model_dir(path)
     tokenizer = load_tokenizer(path)
+    model = _empty_model(path, dtype)
+    weights = find_weights(path, model)
+    embeddings: Any = model.get_input_embeddings()
+    rows = embeddings.num_embeddings
+    if len(tokenizer) > rows:
+        raise InvalidModel(f"{path}: the tokenizer has {len(tokenizer)} tokens, the embedding {rows} rows")
+    return OpenModel(model, weights, tokenizer)
+
+
+def load_model(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """``open_model`` with the values read: the whole model on the CPU."""
+    opened = open_model(path, dtype)
+    for name, parameter in list(opened.model.named_parameters()):
+        values = opened.weights.read(name, 0, parameter.numel()).view(parameter.shape)
+        torch.utils.swap_tensors(parameter, nn.Parameter(values.to(parameter.dtype)))
+    return opened.model, opened.tokenizer
+
+
+def _empty_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(path, **_LOCAL)
         switch_off_dropout(config)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            attn_implementation="sdpa",
-            # Not to ignore them: so that they are listed in the info, and refused below.
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **_LOCAL,
-        )
+        if getattr(config, "quantization_config", None) is not None:
+            raise InvalidModel(f"{path} holds quantized weights: save it in fp32, bf16 or fp16")
+        with init_empty_weights(include_buffers=False):
+            # Attention is torch's (sdpa) where the architecture has it.
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, trust_remote_code=False
+            )
+        if (path / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+    except InvalidModel:
+        raise
     except (ValueError, KeyError, OSError, ImportError) as error:
         raise InvalidModel(f"{path} can't be loaded: {error}") from error
-    model, info = loaded
-    _refuse_incomplete(path, info)
-    rows = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > rows:
-        raise InvalidModel(f"{path}: the tokenizer has {len(tokenizer)} tokens, the embedding {rows} rows")
     switch_off_dropout(model)
     # The cache serves generation alone, which asks for it itself.
     model.config.use_cache = False
-    return model, tokenizer
+    return model
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
@@ -103,15 +135,3 @@ def _zero_dropout_attributes(holder: object) -> None:
     for name, value in list(vars(holder).items()):
         if "drop" in name and isinstance(value, float):
             setattr(holder, name, 0.0)
-
-
-def _refuse_incomplete(path: Path, info: dict[str, Any]) -> None:
-    """transformers gives weights that it doesn't find random values and goes on."""
-    for problem in ("missing_keys", "mismatched_keys"):
-        names = sorted(str(name) for name in info[problem])
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise InvalidModel(
-                f"{path}: weights do not fit its config ({problem.removesuffix('_keys')}: "
-                f"{', '.join(names[:3])}{more})"
-            )

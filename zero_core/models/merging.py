@@ -4,13 +4,16 @@ W is the base as it was trained on, dequantized where it is kept quantized; A an
 What writes the result rounds each sum once, to the dtype that it is stored in.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
 from zero_core.checkpoints.masters import gather_masters
+from zero_core.checkpoints.tensor_file import Run, StoredTensor
 from zero_core.engine import ZeroEngine
 from zero_core.models.adapters import AdaptedLayer, Adapters
+from zero_core.models.conversion import Converted
+from zero_core.models.weights import WeightFiles
 from zero_core.sharding.unit import Unit
 
 
@@ -50,18 +53,31 @@ class MergedResults:
         layers = [layer for layers in self._adapted.values() for layer in layers]
         return [layer for layer in layers if {layer.a, layer.b} & here and layer.base not in here]
 
+    def names(self, unit: Unit) -> Iterator[str]:
+        for flat in unit.flats:
+            for slot in flat.layout.slots:
+                if slot.name in self._matrices:
+                    continue
+                if flat.trainable or self._stays(slot.name):
+                    yield self._names[slot.name]
+                yield from (layer.result for layer in self._adapted.get(slot.name, []))
+
+    def _stays(self, frozen: str) -> bool:
+        """The frozen parameter itself is part of the result: nothing trained takes its place."""
+        name = self._names[frozen]
+        layers = self._adapted.get(frozen, [])
+        return name not in self._replaced and name not in [layer.result for layer in layers]
+
     def _results(self, unit: Unit, masters: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         for flat in unit.flats:
             for slot, _, values in flat.slots():
                 if slot.name in self._matrices:
                     continue
-                name = self._names[slot.name]
-                layers = self._adapted.get(slot.name, [])
                 if slot.name in masters:
-                    yield name, masters[slot.name]
-                elif name not in self._replaced and name not in [layer.result for layer in layers]:
-                    yield name, values.detach()
-                for layer in layers:
+                    yield self._names[slot.name], masters[slot.name]
+                elif self._stays(slot.name):
+                    yield self._names[slot.name], values.detach()
+                for layer in self._adapted.get(slot.name, []):
                     yield layer.result, self._merged(layer, values.detach(), masters)
 
     def _merged(self, layer: AdaptedLayer, base: Tensor, masters: dict[str, Tensor]) -> Tensor:
@@ -70,3 +86,29 @@ class MergedResults:
         if layer.transposed:
             update = update.T
         return base.float() + update * layer.scaling
+
+
+class MergedBase:
+    """How a merged model is stored: as its base is, but what is tied no more has a tensor of its own."""
+
+    def __init__(self, base: WeightFiles, adapters: Adapters) -> None:
+        self._base = base
+        self._untied: dict[str, str] = {}
+        """By name of a result, the parameter that it was tied to."""
+        stored = dict(base.stored)
+        for layer in adapters.layers:
+            tied = adapters.base_names[layer.base]
+            if tied != layer.result:
+                self._untied[layer.result] = tied
+                ((_, run),) = [each for each in base.runs(tied) if each[1].key != layer.result]
+                stored.setdefault(layer.result, base.stored[run.key])
+        self.stored: Mapping[str, StoredTensor] = stored
+
+    def runs(self, name: str) -> Iterator[tuple[int, Run]]:
+        if name in self._untied:
+            yield 0, Run(name, 0, self.stored[name].numel)
+        else:
+            yield from (each for each in self._base.runs(name) if each[1].key not in self._untied)
+
+    def converted(self, name: str) -> Converted | None:
+        return None if name in self._untied else self._base.converted(name)

@@ -10,19 +10,17 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from zero_core.checkpoints.tensor_file import ITEM_BITS, StoredTensor
+
 MAX_HEADER_BYTES = 64 * 2**20
 """Largest safetensors header that is read; a model of 10,000 tensors has about 1 MiB."""
 
 _MAX_JSON_BYTES = 64 * 2**20
+_BESIDE = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".bpe", ".vocab")
+_BESIDE_NAMES = ("LICENSE", "NOTICE")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_BITS = {
-    "F64": 64, "I64": 64, "U64": 64, "C64": 64,
-    "F32": 32, "I32": 32, "U32": 32,
-    "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
-    "I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
-}  # fmt: skip
 
 
 class InvalidModel(ValueError):
@@ -53,11 +51,12 @@ def check_model_dir(path: Path) -> ModelFiles:
     architecture = _architecture(path, config)
     if not (path / "tokenizer.json").is_file():
         raise InvalidModel(f"{path} has no tokenizer.json: save its fast tokenizer beside the weights")
+    files_beside(path)
     files = weight_files(path)
     return ModelFiles(
         architecture=architecture,
         model_type=str(config.get("model_type", "")),
-        parameters=sum(_count_elements(file) for file in files),
+        parameters=sum(tensor.numel for file in files for tensor in _read_header(file).values()),
         bytes=sum(file.stat().st_size for file in files),
     )
 
@@ -97,8 +96,31 @@ def weight_files(path: Path) -> list[Path]:
     return [path / name for name in names]
 
 
-def _count_elements(path: Path) -> int:
-    """Elements in a safetensors file, from its header; the file's length is checked against it."""
+def files_beside(path: Path) -> list[Path]:
+    """What belongs to a model beside its weights: configs, the tokenizer's files, its license.
+
+    Raises InvalidModel for a link that leads elsewhere, since what it leads to would become part of a
+    result that others read. One into the blobs of the hub's cache, where whole models are links, does not.
+    """
+    blobs = path.resolve().parent.parent / "blobs"
+    beside = []
+    for file in sorted(path.iterdir()):
+        if file.name.startswith(".") or file.name.endswith(".index.json") or not file.is_file():
+            continue
+        if file.suffix in _BESIDE or file.name in _BESIDE_NAMES:
+            if file.resolve().parent not in (path.resolve(), blobs):
+                raise InvalidModel(f"{file} is a link to {file.resolve()}: put the file itself there")
+            beside.append(file)
+    return beside
+
+
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the directory's weight files. Raises InvalidModel."""
+    return {name: tensor for file in weight_files(path) for name, tensor in _read_header(file).items()}
+
+
+def _read_header(path: Path) -> dict[str, StoredTensor]:
+    """What is in a safetensors file; it must fill the file without a gap."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
@@ -108,22 +130,30 @@ def _count_elements(path: Path) -> int:
             )
         header = _parse_json(path, file.read(header_bytes))
     header.pop("__metadata__", None)
-    elements = bits = 0
-    for name, tensor in header.items():
+    tensors = {}
+    begins = []
+    for name, entry in header.items():
         try:
-            count = prod(_natural(length) for length in tensor["shape"])
-            start, end = (_natural(offset) for offset in tensor["data_offsets"])
-            used = count * _BITS[tensor["dtype"]]
+            shape = tuple(_natural(length) for length in entry["shape"])
+            start, end = (_natural(offset) for offset in entry["data_offsets"])
+            used = prod(shape) * ITEM_BITS[entry["dtype"]] // 8
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidModel(f"{path} describes the tensor {name!r} wrongly: {error!r}") from error
-        if (end - start) * 8 != used:
-            raise InvalidModel(f"{path} gives the tensor {name!r} {end - start} bytes; it needs {used // 8}")
-        elements += count
-        bits += used
-    expected = 8 + header_bytes + bits // 8
+        if end - start != used:
+            raise InvalidModel(f"{path} gives the tensor {name!r} {end - start} bytes; it needs {used}")
+        tensors[name] = StoredTensor(path, entry["dtype"], shape, 8 + header_bytes + start)
+        begins.append((start, end, name))
+    expected = 8 + header_bytes + sum(tensor.nbytes for tensor in tensors.values())
     if size != expected:
         raise InvalidModel(f"{path} has {size:,} bytes; {expected:,} are expected: copy it again")
-    return elements
+    filled = 0
+    for start, end, name in sorted(begins):
+        if start != filled:
+            raise InvalidModel(
+                f"{path} puts the tensor {name!r} at byte {start:,} of its data, not {filled:,}"
+            )
+        filled = end
+    return tensors
 
 
 def _natural(value: object) -> int:

@@ -1,180 +1,217 @@
 """Slices of a model's weights, so that a sharded engine loads a model larger than one rank's memory.
 
-``empty_model`` builds the model without values, ``open_weights`` finds them, and ``WeightFiles`` hands out
-any range of any parameter. transformers is imported on use: a rank that only reads files does without it.
+``find_weights`` matches the weight files of a directory with an empty model, and ``WeightFiles`` hands out
+any range of any parameter. Files are read and never mapped: what is read again is in the kernel's cache,
+and a rank's memory holds what it asked for alone.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import reduce
+from io import FileIO
+from mmap import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from zero_core.models.model_files import InvalidModel, check_model_dir, weight_files
+from zero_core.checkpoints.tensor_bytes import DTYPES, bytes_of
+from zero_core.checkpoints.tensor_file import Run, StoredTensor
+from zero_core.models.conversion import Converted, Sources, Unloadable, find_sources
+from zero_core.models.model_files import InvalidModel, stored_tensors
+from zero_core.models.slices import SliceMap
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+_IN_HEAP = 1 << 16
+"""Bytes up to which values are put there."""
+
+_COMPARED = 1 << 20
+"""Elements that are compared at a time."""
 
 
 class WeightFiles:
-    """The weights of one Hugging Face model directory, in one safetensors file or several.
+    """The weights of one Hugging Face model directory, in one safetensors file or several."""
 
-    The files are mapped, not read: memory holds what ``read`` returned, and the pages it touched belong to
-    the page cache.
-    """
-
-    def __init__(self, stored: Mapping[str, "_Stored"]) -> None:
-        self._stored = stored
+    def __init__(
+        self,
+        stored: Mapping[str, StoredTensor],
+        slices: Mapping[str, Sequence[SliceMap]],
+        converted: Mapping[str, Converted],
+    ) -> None:
+        """``slices`` and ``converted`` say what each parameter and persistent buffer is made of."""
+        self.stored = stored
+        """Every tensor of the files by its key, those that the model has no place for included."""
+        self._slices = slices
+        self._converted = converted
         self.bytes_read = 0
         """Bytes that ``read`` has returned."""
 
-    @classmethod
-    def open(
-        cls,
-        directory: Path,
-        names: Mapping[str, tuple[int, ...]],
-        *,
-        aliases: Mapping[str, list[str]] | None = None,
-        base_model_prefix: str = "",
-    ) -> "WeightFiles":
-        """Find the stored tensor of each of ``names``, which maps parameters and buffers to their shapes.
-
-        It is stored under the name itself, under one of its ``aliases`` (the other names of a tied
-        parameter), or under one of those with the base model's prefix added or taken away. Raises
-        InvalidModel for a directory that can't be used, and where a tensor is missing, has another shape,
-        or differs from what is stored under an alias.
-        """
-        stored = _stored_tensors(directory)
-        found: dict[str, _Stored] = {}
-        missing, mismatched, untied = [], [], []
-        for name, shape in names.items():
-            tied = [name, *(aliases or {}).get(name, [])]
-            keys = [key for key in _keys(tied, base_model_prefix) if key in stored]
-            # What is itself the name of another parameter is not this one with a prefix.
-            keys = [key for key in keys if key in tied or key not in names]
-            if not keys:
-                missing.append(name)
-            elif any(stored[key].shape != shape for key in keys):
-                mismatched.append(name)
-            elif any(not stored[key].equals(stored[keys[0]]) for key in keys[1:]):
-                untied.append(name)
-            else:
-                found[name] = stored[keys[0]]
-        _refuse(directory, "missing", missing)
-        _refuse(directory, "mismatched", mismatched)
-        _refuse(directory, "tied, but stored with several values", untied)
-        return cls(found)
-
     def read(self, name: str, start: int, length: int) -> Tensor:
         """The elements [start, start + length) of the flattened tensor, 1-D and in the stored dtype."""
-        values = self._stored[name].read(start, length)
+        if name in self._converted:
+            converted = self._converted[name]
+            whole = [self._read_stored(key) for key in converted.tensors]
+            values = converted.convert(whole)[name].reshape(-1)[start : start + length].clone()
+        else:
+            values = self._read_runs(self._slices[name][0].take(start, length))
         self.bytes_read += values.nbytes
         return values
 
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """What ``read`` gives; of a parameter stored in parts of several dtypes, what holds them all."""
+        if name in self._converted:
+            return _common([DTYPES[tensor.dtype] for tensor in self._converted[name].tensors.values()])
+        return self._dtype_of(self._slices[name][0].runs)
 
-class _Stored:
-    """One tensor in an open safetensors file."""
+    def runs(self, name: str) -> Iterator[tuple[int, Run]]:
+        """Where the parameter's elements are stored: each run with the element that it starts at."""
+        for elements in self._slices.get(name, ()):
+            start = 0
+            for run in elements.runs:
+                yield start, run
+                start += run.length
 
-    def __init__(self, file: Any, key: str) -> None:
-        self._file = file
-        self._key = key
-        self.shape = tuple(file.get_slice(key).get_shape())
+    def converted(self, name: str) -> Converted | None:
+        """For a parameter that is stored in no runs: with what it is converted together."""
+        return self._converted.get(name)
 
-    def read(self, start: int, length: int) -> Tensor:
-        numel = math.prod(self.shape)
-        assert 0 <= start < start + length <= numel, (self._key, start, length, numel)
-        if not self.shape:
-            return self._whole().reshape(1).clone()
-        row = numel // self.shape[0]
-        first, last = start // row, math.ceil((start + length) / row)
-        rows: Tensor = self._file.get_slice(self._key)[first:last]
-        # A copy, since what the file gives is a view of its mapping.
-        return rows.reshape(-1)[start - first * row :][:length].clone()
+    def _read_stored(self, key: str) -> Tensor:
+        tensor = self.stored[key]
+        return self._read_runs([Run(key, 0, tensor.numel)]).view(tensor.shape)
 
-    def equals(self, other: "_Stored") -> bool:
-        return torch.equal(self._whole(), other._whole())
+    def _read_runs(self, runs: Sequence[Run]) -> Tensor:
+        values = _reserve(sum(run.length for run in runs), self._dtype_of(runs))
+        with ExitStack() as stack:
+            files: dict[Path, FileIO] = {}
+            for run, part in zip(runs, values.split([run.length for run in runs]), strict=True):
+                tensor = self.stored[run.key]
+                if tensor.path not in files:
+                    files[tensor.path] = stack.enter_context(tensor.path.open("rb", buffering=0))
+                same = DTYPES[tensor.dtype] == part.dtype
+                place = part if same else torch.empty(run.length, dtype=DTYPES[tensor.dtype])
+                _fill(place, files[tensor.path], tensor, run.start)
+                if not same:
+                    part.copy_(place)
+        return values
 
-    def _whole(self) -> Tensor:
-        whole: Tensor = self._file.get_tensor(self._key)
-        return whole
+    def _dtype_of(self, runs: Sequence[Run]) -> torch.dtype:
+        return _common([DTYPES[dtype] for dtype in sorted({self.stored[run.key].dtype for run in runs})])
 
 
-def open_weights(directory: Path, model: "PreTrainedModel") -> WeightFiles:
-    """The stored values of ``model``'s parameters; its persistent buffers are filled at once.
+def _reserve(numel: int, dtype: torch.dtype) -> Tensor:
+    """Memory that goes back to the system with the tensor.
 
-    Each parameter goes by the name that ``named_parameters`` gives it. Raises InvalidModel.
+    What is read is soon copied to where it stays. In the heap it would leave holes between what stays,
+    which together are as large as that.
     """
-    first: dict[int, str] = {}
-    aliases: dict[str, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(parameter), name) != name:
-            aliases.setdefault(first[id(parameter)], []).append(name)
-    kept = model.state_dict().keys()
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
-    names = {name: tuple(tensor.shape) for name, tensor in [*model.named_parameters(), *buffers.items()]}
-    files = WeightFiles.open(directory, names, aliases=aliases, base_model_prefix=model.base_model_prefix)
-    for name, buffer in buffers.items():
+    nbytes = numel * dtype.itemsize
+    if nbytes < _IN_HEAP:
+        return torch.empty(numel, dtype=dtype)
+    return torch.frombuffer(mmap(-1, nbytes), dtype=dtype)
+
+
+def _common(dtypes: list[torch.dtype]) -> torch.dtype:
+    return reduce(torch.promote_types, dtypes) if len(set(dtypes)) > 1 else dtypes[0]
+
+
+def _fill(place: Tensor, file: FileIO, tensor: StoredTensor, start: int) -> None:
+    file.seek(tensor.offset + start * tensor.item_bytes)
+    rest = bytes_of(place)
+    while rest.nbytes:
+        count = file.readinto(rest)
+        if not count:
+            raise InvalidModel(f"{tensor.path} became shorter while it was read")
+        rest = rest[count:]
+
+
+def find_weights(directory: Path, model: PreTrainedModel) -> WeightFiles:
+    """The stored values of ``model``'s parameters. Raises InvalidModel where they don't fit.
+
+    Each parameter goes by the name that ``named_parameters`` gives it. What the config ties is tied, as
+    transformers does: unless both are stored with different values. Persistent buffers are filled at once.
+    """
+    stored = stored_tensors(directory)
+    try:
+        sources = find_sources(model, stored)
+    except Unloadable as error:
+        raise InvalidModel(f"{directory}: {error}") from error
+    _refuse(directory, "stored with several values", _ambiguous(stored, sources))
+    _tie(model, sources, WeightFiles(stored, sources.slices, sources.converted))
+    aliases: dict[int, list[str]] = {}
+    for name, tensor in _kept(model):
+        aliases.setdefault(id(tensor), []).append(name)
+    shapes = {names[0]: tuple(model.get_parameter_or_buffer(names[0]).shape) for names in aliases.values()}
+    found = {names[0]: [name for name in names if name in sources] for names in aliases.values()}
+    optional = re.compile("|".join(model._keys_to_ignore_on_load_missing or ["(?!)"]))
+    buffers = dict(model.named_buffers())
+    _refuse(
+        directory,
+        "missing",
+        [n for n, names in found.items() if not names and not (n in buffers and optional.search(n))],
+    )
+    _refuse(
+        directory,
+        "mismatched",
+        [n for n, names in found.items() if any(sources.shapes[name] != shapes[n] for name in names)],
+    )
+    slices = {
+        n: [part for name in names for part in sources.slices.get(name, ())] for n, names in found.items()
+    }
+    converted = {n: sources.converted[names[0]] for n, names in found.items() if names[:1] and not slices[n]}
+    files = WeightFiles(stored, {n: parts for n, parts in slices.items() if parts}, converted)
+    _refuse(directory, "two parameters each", _used_twice(stored, slices))
+    for name in [name for name in buffers if found.get(name)]:
+        buffer = buffers[name]
         buffer.copy_(files.read(name, 0, buffer.numel()).view(buffer.shape))
     return files
 
 
-def empty_model(path: Path, dtype: torch.dtype) -> "PreTrainedModel":
-    """The causal language model of a directory, ready to train but for its values.
-
-    Parameters are on the meta device, in ``dtype`` and tied as the config says. Buffers are real and have
-    the values that the config gives them; a persistent one's stored value is still to be read. Raises
-    InvalidModel, also for weights that transformers would rename, convert or dequantize while it loads
-    them, since a slice of what is stored is then no slice of the parameter.
-    """
-    from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from zero_core.models.loading import switch_off_dropout
-
-    stored = _stored_tensors(path)
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        switch_off_dropout(config)
-        with init_empty_weights(include_buffers=False):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
-            )
-    except (ValueError, KeyError, OSError, ImportError) as error:
-        raise InvalidModel(f"{path} can't be loaded: {error}") from error
-    _refuse_quantized(path, model.config)
-    _refuse_converted(path, model, stored)
-    # Each module got meta parameters of its own, also where the constructor had tied two.
-    model.tie_weights()
-    switch_off_dropout(model)
-    model.config.use_cache = False
-    _load_generation_config(path, model)
-    return model
+def _kept(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and persistent buffers under all of their names, in order."""
+    persistent = model.state_dict().keys()
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from ((n, b) for n, b in model.named_buffers(remove_duplicate=False) if n in persistent)
 
 
-def _stored_tensors(directory: Path) -> dict[str, _Stored]:
-    check_model_dir(directory)
-    stored = {}
-    for path in weight_files(directory):
-        try:
-            file = safe_open(path, framework="pt")
-        except SafetensorError as error:
-            raise InvalidModel(f"{path} can't be read: {error}") from error
-        stored.update({key: _Stored(file, key) for key in sorted(file.keys())})
-    return stored
-
-
-def _keys(names: Iterable[str], prefix: str) -> list[str]:
-    """The keys that any of ``names`` may be stored under: the names themselves first."""
-    exact = list(names)
-    if not prefix:
-        return exact
-    return exact + [
-        name.removeprefix(f"{prefix}.") if name.startswith(f"{prefix}.") else f"{prefix}.{name}"
-        for name in exact
+def _ambiguous(stored: Mapping[str, StoredTensor], sources: Sources) -> list[str]:
+    """Names with several stored tensors that are not equal."""
+    several = {name: parts for name, parts in sources.slices.items() if len(parts) > 1}
+    return [
+        name
+        for name, parts in several.items()
+        for part in parts[1:]
+        if not _equal(
+            WeightFiles(stored, {"first": parts, "other": [part]}, {}), "first", "other", part.numel
+        )
     ]
+
+
+def _tie(model: PreTrainedModel, sources: Sources, files: WeightFiles) -> None:
+    absent = {name for name in model.state_dict() if name not in sources}
+    for target, source in list(model.all_tied_weights_keys.items()):
+        if target in sources and source in sources:
+            shape = sources.shapes[target]
+            if shape == sources.shapes[source] and _equal(files, target, source, math.prod(shape)):
+                absent.add(target)
+            else:
+                del model.all_tied_weights_keys[target]
+    model.tie_weights(missing_keys=absent, recompute_mapping=False)
+
+
+def _equal(files: WeightFiles, first: str, second: str, numel: int) -> bool:
+    steps = [(start, min(_COMPARED, numel - start)) for start in range(0, numel, _COMPARED)]
+    return all(torch.equal(files.read(first, *step), files.read(second, *step)) for step in steps)
+
+
+def _used_twice(stored: Mapping[str, StoredTensor], slices: Mapping[str, Sequence[SliceMap]]) -> list[str]:
+    """Stored tensors with elements that would be trained as several and stored as one."""
+    used: Counter[str] = Counter()
+    for run in (run for parts in slices.values() for part in parts for run in part.runs):
+        used[run.key] += run.length
+    return [key for key, count in used.items() if count > stored[key].numel]
 
 
 def _refuse(directory: Path, problem: str, names: list[str]) -> None:
@@ -183,32 +220,3 @@ def _refuse(directory: Path, problem: str, names: list[str]) -> None:
         raise InvalidModel(
             f"{directory}: weights do not fit its config ({problem}: {', '.join(names[:3])}{more})"
         )
-
-
-def _refuse_quantized(path: Path, config: "PretrainedConfig") -> None:
-    if getattr(config, "quantization_config", None) is not None:
-        raise InvalidModel(f"{path} holds quantized weights: save it in fp32, bf16 or fp16")
-
-
-def _refuse_converted(path: Path, model: "PreTrainedModel", keys: Iterable[str]) -> None:
-    """A converted tensor may keep its name and shape, as rotary rows that are stored in another order."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    mapping = get_model_conversion_mapping(model)
-    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-    for key in sorted(keys):
-        renamed, converted = rename_source_key(key, renamings, converters)
-        if converted is not None or renamed != key:
-            raise InvalidModel(
-                f"{path} can't be loaded in slices: transformers makes {renamed} from the stored {key}"
-            )
-
-
-def _load_generation_config(path: Path, model: "PreTrainedModel") -> None:
-    """As from_pretrained does; what a directory without the file generates with is in its config."""
-    from transformers import GenerationConfig
-
-    if (path / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)

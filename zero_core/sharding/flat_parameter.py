@@ -124,7 +124,7 @@ class FlatParameter:
             exact = self._collect(device)
         if policy.placement.parameters:
             mine = exact[begin - needed[0] : end - needed[0]]
-            self.shard = mine.to(policy.dtype, copy=True)
+            self.shard = mine.to(policy.dtype, copy=_is_part(mine))
             self._buffer = self._arena.reserve(layout.size, policy.dtype, "parameters")
             self.full = self._arena.take(self._buffer)
         else:
@@ -157,7 +157,7 @@ class FlatParameter:
         if self.policy.dtype == torch.float32:
             self.master = self.shard if self.policy.placement.optimizer else self.full
         else:
-            self.master = exact.to(torch.float32, copy=True)
+            self.master = exact.to(torch.float32, copy=_is_part(exact))
             self._ledger.take("optimizer", self.master.nbytes)
 
     def _collect(self, device: torch.device) -> Tensor:
@@ -362,3 +362,8 @@ class FlatParameter:
             return None
         self._communicator.traffic.gathered += self.full.numel()
         return self._gather_all(self.full)
+
+
+def _is_part(values: Tensor) -> bool:
+    """To keep these as they are would keep more memory than theirs."""
+    return values.untyped_storage().nbytes() > values.nbytes

@@ -1,23 +1,36 @@
-"""What a run starts from: the model on the device, the tokenised files, and what was odd about them."""
+"""What a run starts from: the model to be filled, the tokenised files, and what was odd about them."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from zero_core.data.dataset import Dataset
-from zero_core.models.loading import load_model
+from zero_core.models.loading import open_model
+from zero_core.models.weights import WeightFiles
+from zero_core.sharding.flat_parameter import Weights
 from zero_core.training.journal import Journal
 from zero_core.training.preparing import Place, Preparation
 from zero_core.training.run import Run, StopRequest
+
+if TYPE_CHECKING:
+    from zero_core.models.adapters import Adapters
 
 
 @dataclass(frozen=True)
 class Inputs:
     model: Any
-    """A ``PreTrainedModel`` on the device, in training mode."""
+    """A ``PreTrainedModel`` in training mode, its parameters on the meta device."""
+
+    weights: Weights
+    """Where the values of its parameters come from."""
+
+    base: WeightFiles
+    """How the base model is stored."""
+
+    adapters: "Adapters | None"
+    """What is trained instead of the model's own weights."""
 
     tokenizer: Any
     training: Dataset
@@ -35,15 +48,38 @@ class Inputs:
 
 def load_inputs(run: Run, device: torch.device, journal: Journal, stop: StopRequest) -> Inputs:
     """Collective. Raises InvalidModel, InvalidFile or Stopped, the last two on all ranks."""
-    model, tokenizer = load_model(run.model_path, torch.float32)
+    opened = open_model(run.model_path, torch.float32)
+    model = opened.model
     if run.train.gradient_checkpointing:
         model.activation_checkpointing_enable()
+    adapters = _add_adapters(run, model, journal)
     max_length = _usable_length(run.train.max_length, model, journal)
-
     place = Place.of(dist.get_rank(), dist.get_world_size())
     datasets = Preparation(run, max_length, journal, stop, place).datasets()
-    nn.Module.to(model, device).train()
-    return Inputs(model, tokenizer, datasets.training, datasets.validation)
+    for buffer in model.buffers():
+        buffer.data = buffer.to(device)
+    model.train()
+    return Inputs(
+        model=model,
+        weights=opened.weights if adapters is None else adapters.weights(opened.weights),
+        base=opened.weights,
+        adapters=adapters,
+        tokenizer=opened.tokenizer,
+        training=datasets.training,
+        validation=datasets.validation,
+    )
+
+
+def _add_adapters(run: Run, model: Any, journal: Journal) -> "Adapters | None":
+    if run.train.lora is None:
+        return None
+    # Loads peft, which takes seconds.
+    from zero_core.models.adapters import add_lora
+
+    adapters = add_lora(model, run.train.lora, run.train.seed)
+    for note in adapters.notes:
+        journal.warn(note)
+    return adapters
 
 
 def _usable_length(max_length: int, model: Any, journal: Journal) -> int:

@@ -14,11 +14,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoConfig, get_scheduler
+from transformers import get_scheduler
 
 from zero_core.checkpoints import checkpoint
 from zero_core.checkpoints.checkpoint import Saved
-from zero_core.checkpoints.export import export
 from zero_core.checkpoints.manifest import Manifest
 from zero_core.config.zero import Precision
 from zero_core.data.batches import global_batch, samples_of, steps_per_epoch
@@ -34,6 +33,7 @@ from zero_core.training.methods.objective import Objective
 from zero_core.training.methods.table import objective
 from zero_core.training.micro_batches import MicroBatches, score
 from zero_core.training.packing import packs
+from zero_core.training.result import write_result
 from zero_core.training.run import Outcome, Run, StopRequest
 from zero_core.training.samples import answer, prompts
 from zero_core.training.starting_model import log_probs_at_start
@@ -113,6 +113,8 @@ class TrainingLoop:
             self._train.zero_config(torch.distributed.get_world_size(), self._precision),
             self._train.optimizer_config(),
             lr_schedule=scheduler.lr_lambdas[0],
+            weights=self._inputs.weights,
+            device=self._device,
         )
 
     def run(self) -> Outcome:
@@ -325,16 +327,7 @@ class TrainingLoop:
     def _export(self) -> None:
         self._journal.phase("exporting")
         self._vote.check()
-        # The base model's own config: the one in memory has dropout and the cache switched off.
-        config = AutoConfig.from_pretrained(self._run.model_path, local_files_only=True)
-        dtype = config.dtype or torch.float32
-
-        def write_beside(directory: Path) -> None:
-            config.save_pretrained(directory)
-            self._inputs.model.generation_config.save_pretrained(directory)
-            self._inputs.tokenizer.save_pretrained(directory)
-
-        exported = export(self._engine, self._run.export_dir, dtype, write_beside)
+        exported = write_result(self._engine, self._inputs, self._run)
         self._journal.beat()
         if exported is not None:
             self._journal.event("exported", path=str(exported.path), bytes=exported.bytes)

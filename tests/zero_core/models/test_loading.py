@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.tiny_model import byte_tokenizer, write_tiny_model
-from zero_core.models.loading import DEFAULT_TEMPLATE, load_model, load_tokenizer, switch_off_dropout
+from zero_core.models.loading import load_model, load_tokenizer, switch_off_dropout
 from zero_core.models.model_files import InvalidModel
 
 
@@ -98,9 +98,3 @@ def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(InvalidModel, match="no eos_token"):
         load_tokenizer(tmp_path)
-
-
-def test_the_default_template_is_saved_with_the_result(tmp_path: Path) -> None:
-    byte_tokenizer(None).save_pretrained(tmp_path / "a")
-    load_tokenizer(tmp_path / "a").save_pretrained(tmp_path / "b")
-    assert AutoTokenizer.from_pretrained(tmp_path / "b").chat_template == DEFAULT_TEMPLATE

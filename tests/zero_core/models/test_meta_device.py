@@ -1,5 +1,7 @@
 """A model built on the meta device: each rank reads its own slices, and trains as if it had loaded it all."""
 
+import gc
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +16,10 @@ from tests.zero_core.reference import OPTIMIZER, relative_difference
 from tests.zero_core.token_loss import token_loss
 from zero_core import ZeroConfig, ZeroEngine
 from zero_core.config.zero import Precision
-from zero_core.models.weights import empty_model, open_weights
+from zero_core.memory.heap import trim
+from zero_core.memory.ledger import reset_peak, resident
+from zero_core.models.loading import load_model, open_model
+from zero_core.models.model_files import stored_tensors
 
 STEPS = 3
 
@@ -34,15 +39,13 @@ def batch(step: int) -> dict[str, Tensor]:
 
 def train(directory: Path, config: ZeroConfig, on_meta: bool) -> Result:
     if on_meta:
-        model = empty_model(directory, torch.float32)
-        weights = open_weights(directory, model)
+        opened = open_model(directory, torch.float32)
+        model, weights = opened.model, opened.weights
         identities = [id(parameter) for parameter in model.parameters()]
         engine = ZeroEngine(model, config, OPTIMIZER, weights=weights)
         assert identities == [id(parameter) for parameter in model.parameters()]
         read = weights.bytes_read
     else:
-        from zero_core.models.loading import load_model
-
         model, _ = load_model(directory, torch.float32)
         engine, read = ZeroEngine(model, config, OPTIMIZER), 0
     losses = []
@@ -79,8 +82,42 @@ def test_each_rank_reads_its_slices_and_the_result_is_the_same(
     assert relative_difference(ours[0].weights, loaded[0].weights) == 0
 
 
+def start_at_stage_3(directory: Path, precision: Precision) -> ZeroEngine:
+    opened = open_model(directory, torch.float32)
+    config = ZeroConfig(stage=3, precision=precision)
+    return ZeroEngine(opened.model, config, OPTIMIZER, weights=opened.weights)
+
+
+def growth_at_start(directory: Path, precision: Precision, small: Path) -> tuple[int, int]:
+    """Bytes that this process holds at most more than before, and those of its own part."""
+    # Classes and caches come with the first model, whatever its size.
+    start_at_stage_3(small, precision).close()
+    gc.collect()
+    trim(0)
+    reset_peak(torch.device("cpu"))
+    before = resident().current
+    engine = start_at_stage_3(directory, precision)
+    peak = resident().peak
+    usage = engine.memory()
+    engine.close()
+    return peak - before, sum(usage[kind]["current"]["device"] for kind in ("parameters", "optimizer"))
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="Linux's high-water mark")
+def test_starting_takes_a_ranks_own_part_and_less_than_the_largest_tensor_beside(
+    pools: dict[int, RankPool], directory: Path, tmp_path: Path
+) -> None:
+    large = write_tiny_model(tmp_path / "large", hidden=512, layers=6, heads=8)
+    sizes = [tensor.nbytes for tensor in stored_tensors(large).values()]
+    precisions: list[tuple[Precision, float]] = [("fp32", 1.0), ("bf16", 1.5)]
+    for precision, states in precisions:
+        for peak, own in pools[3].run(growth_at_start, large, precision, directory):
+            assert own == pytest.approx(states * sum(sizes) / 3, rel=0.01)
+            assert own < peak < own + max(sizes)
+
+
 def without_weights(directory: Path) -> None:
-    ZeroEngine(empty_model(directory, torch.float32), ZeroConfig(stage=3), OPTIMIZER)
+    ZeroEngine(open_model(directory, torch.float32).model, ZeroConfig(stage=3), OPTIMIZER)
 
 
 def test_a_model_without_values_is_refused(pools: dict[int, RankPool], directory: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.tiny_model import write_tiny_model
-from zero_core.models.model_files import InvalidModel, check_model_dir
+from zero_core.models.model_files import InvalidModel, check_model_dir, files_beside
 
 
 @pytest.fixture
@@ -32,7 +32,10 @@ def write_header(path: Path, header: dict[str, Any], data: bytes = b"") -> None:
 
 
 def test_it_loads_no_torch() -> None:
-    code = "import sys, zero_core.model_files; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    code = (
+        "import sys, zero_core.models.model_files; "
+        "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -80,6 +83,34 @@ def test_a_header_of_a_gigabyte_is_not_read(model: Path) -> None:
         file.truncate(2**31)
     with pytest.raises(InvalidModel, match="header would be of 1,073,741,824 bytes"):
         check_model_dir(model)
+
+
+def test_a_gap_between_tensors_is_refused(model: Path) -> None:
+    tensors = {f"w{i}": {"dtype": "F32", "shape": [1], "data_offsets": [8 * i, 8 * i + 4]} for i in range(2)}
+    write_header(model / "model.safetensors", tensors, bytes(8))
+    with pytest.raises(InvalidModel, match="puts the tensor 'w1' at byte 8 of its data, not 4"):
+        check_model_dir(model)
+
+
+def test_a_link_that_leads_elsewhere_is_refused(model: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("{}")
+    (model / "vocab.json").symlink_to(secret)
+    with pytest.raises(InvalidModel, match=f"vocab.json is a link to {secret}"):
+        check_model_dir(model)
+
+
+def test_a_model_in_the_hubs_cache_is_links_to_its_blobs(model: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "models--tiny"
+    snapshot = repository / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    for file in model.iterdir():
+        blob = repository / "blobs" / f"hash-of-{file.name}"
+        file.rename(blob)
+        (snapshot / file.name).symlink_to(f"../../blobs/{blob.name}")
+    assert "tokenizer.json" in [file.name for file in files_beside(snapshot)]
+    check_model_dir(snapshot)
 
 
 def test_a_file_that_is_cut_short_is_refused(model: Path) -> None:

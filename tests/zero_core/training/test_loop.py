@@ -228,21 +228,33 @@ def test_a_learning_rate_that_explodes_ends_as_nan_loss(
     assert [e["skipped"] for e in events(directory, "metrics")][-3:] == [True] * 3
 
 
-def test_the_export_keeps_the_base_models_dtype_and_config(
-    pools: dict[int, RankPool], inputs: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    "template", [None, "{% for message in messages %}{{ message['content'] }}{% endfor %}"]
+)
+def test_the_export_is_its_base_but_for_the_weights(
+    pools: dict[int, RankPool], inputs: Path, tmp_path: Path, template: str | None
 ) -> None:
     source = tmp_path / "bf16"
     model = AutoModelForCausalLM.from_pretrained(inputs / "model", dtype=torch.bfloat16)
     model.config.attention_dropout = 0.25
     model.save_pretrained(source)
     AutoTokenizer.from_pretrained(inputs / "model").save_pretrained(source)
-    directory = write_run(inputs, tmp_path / "a1", max_steps=1)
+    config = json.loads((source / "config.json").read_text())
+    del config["dtype"]
+    (source / "config.json").write_text(json.dumps(config))
+    directory = write_run(inputs, tmp_path / "a1", max_steps=1, chat_template=template)
     run = json.loads((directory / "run.json").read_text())
     (directory / "run.json").write_text(json.dumps(run | {"model_path": str(source)}))
     pools[2].run(run_loop, directory)
-    exported = AutoModelForCausalLM.from_pretrained(directory / "export")
-    assert exported.dtype == torch.bfloat16
-    assert (exported.config.attention_dropout, exported.config.use_cache) == (0.25, True)
+    before, after = (
+        {file.name: file.read_bytes() for file in path.iterdir() if file.suffix != ".safetensors"}
+        for path in (source, directory / "export")
+    )
+    del after["model.safetensors.index.json"]
+    if template is not None:
+        before["chat_template.jinja"] = template.encode()
+    assert after == before
+    assert AutoModelForCausalLM.from_pretrained(directory / "export").dtype == torch.bfloat16
 
 
 def test_a_length_beyond_the_models_positions_is_cut_to_them_and_said(
