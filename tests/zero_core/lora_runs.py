@@ -17,16 +17,15 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from tests.zero_core.engine_runs import micro_batches
+from tests.zero_core.token_loss import token_loss
 from zero_core import AdamWConfig, LossScaleConfig, StepReport, ZeroConfig, ZeroEngine
 from zero_core.checkpoints import checkpoint
 from zero_core.checkpoints.masters import gather_masters
 from zero_core.config.lora import LoraConfig
 from zero_core.config.zero import Precision
 from zero_core.models.adapters import Adapters, add_lora
-from zero_core.models.loading import load_model
-from zero_core.models.weights import empty_model, open_weights
+from zero_core.models.loading import load_model, open_model
 from zero_core.sharding.assembly import DTYPES
-from zero_core.training.loss import token_loss
 
 SEED = 7
 STEPS = 10
@@ -66,10 +65,10 @@ def build(directory: Path, plan: Plan, lora: LoraConfig) -> tuple[ZeroEngine, Ad
         loss_scale=LossScaleConfig(initial_scale_power=8),
     )
     if plan.on_meta:
-        model = empty_model(directory, DTYPES[plan.precision])
-        weights = open_weights(directory, model)
-        adapters = add_lora(model, lora, SEED)
-        return ZeroEngine(model, config, OPTIMIZER, weights=adapters.weights(weights)), adapters
+        opened = open_model(directory, DTYPES[plan.precision])
+        adapters = add_lora(opened.model, lora, SEED)
+        weights = adapters.weights(opened.weights)
+        return ZeroEngine(opened.model, config, OPTIMIZER, weights=weights), adapters
     model, _ = load_model(directory, torch.float32)
     adapters = add_lora(model, lora, SEED)
     return ZeroEngine(model, config, OPTIMIZER), adapters

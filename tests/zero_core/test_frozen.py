@@ -27,7 +27,7 @@ from tests.zero_core.ranks import RankPool
 from tests.zero_core.reference import relative_difference
 from zero_core import AdamWConfig, ZeroConfig, ZeroEngine
 from zero_core.checkpoints import checkpoint
-from zero_core.checkpoints.export import export
+from zero_core.checkpoints.export import Parameters
 from zero_core.config.zero import FrozenQuantization
 from zero_core.planner import STORED_BYTES, model_state_bytes, unit_bytes
 
@@ -291,6 +291,9 @@ class Stored:
         self.read_elements[name] += length
         return self._values[name].reshape(-1)[start : start + length].clone()
 
+    def stored_dtype(self, name: str) -> torch.dtype:
+        return self._values[name].dtype
+
 
 def from_files(stage: int, quantization: FrozenQuantization | None) -> tuple[Values, Values, dict[str, int]]:
     config = ZeroConfig(stage=stage, frozen_quantization=quantization)
@@ -319,19 +322,19 @@ def test_each_rank_reads_and_encodes_its_own_slices(
     name = "blocks.0.0.weight"
     assert torch.equal(answers[0][1][name], outside().blocks[0][0].weight.float()) is (quantization is None)
     elements = [read.get(name, 0) for _, _, read in answers]
-    # One more tells the stored dtype.
-    probe = quantization is None
     copies = world_size if stage < 3 else 1
-    assert sum(elements) == copies * 64 * 64 + probe * world_size
+    assert sum(elements) == copies * 64 * 64
 
 
 def saved_and_resumed(directory: Path) -> tuple[Run, Run, Values]:
-    """Two steps, a checkpoint at stage 3 and an export; then two more at stage 1, and all four at once."""
+    """Two steps, a checkpoint at stage 3 and its result; then two more at stage 1, and all four at once."""
     first = ZeroConfig(stage=3, frozen_quantization="nf4")
     engine = ZeroEngine(build(), first, OPTIMIZER)
     run_steps(engine, 0, 2, Run())
     checkpoint.save(engine, directory / "checkpoint", {})
-    export(engine, directory / "export", torch.float32, lambda path: None)
+    result = {
+        name: value.clone() for unit in engine.gathered() for name, value in Parameters()(unit, keep=True)
+    }
     engine.close()
     engine = ZeroEngine(build(), ZeroConfig(stage=1, frozen_quantization="nf4"), OPTIMIZER)
     checkpoint.load(engine, directory / "checkpoint")
@@ -339,20 +342,17 @@ def saved_and_resumed(directory: Path) -> tuple[Run, Run, Values]:
     run_steps(engine, 2, 4, resumed)
     resumed.values = whole_values(engine)
     engine.close()
-    exported: Values = {}
-    for path in (directory / "export").glob("*.safetensors"):
-        exported |= load_file(path)
-    return resumed, train(first, 4), exported
+    return resumed, train(first, 4), result
 
 
-def test_a_checkpoint_has_the_adapters_and_an_export_the_values_of_the_base(
+def test_a_checkpoint_has_the_adapters_and_a_result_the_values_of_the_base(
     pools: dict[int, RankPool], tmp_path: Path
 ) -> None:
     expected = plain(4, quantized=True)
     base = {name: value for name, value in expected.items() if "lora_" not in name}
-    for resumed, at_once, exported in pools[2].run(saved_and_resumed, tmp_path):
+    for resumed, at_once, result in pools[2].run(saved_and_resumed, tmp_path):
         assert relative_difference(resumed.values, expected) < 1e-5
         assert relative_difference(at_once.values, expected) < 1e-5
-        assert all(torch.equal(exported[name], value) for name, value in base.items())
+        assert all(torch.equal(result[name], value) for name, value in base.items())
     shards = (tmp_path / "checkpoint").glob("rank-*.safetensors")
     assert not any("base_layer" in key for path in shards for key in load_file(path))

@@ -138,6 +138,11 @@ class _AdaptedWeights:
             return initial.values().view(-1)[start : start + length]
         return self._base.read(self._adapters.base_names[name], start, length)
 
+    def stored_dtype(self, name: str) -> torch.dtype:
+        if name in self._adapters.initial:
+            return torch.float32
+        return self._base.stored_dtype(self._adapters.base_names[name])
+
 
 def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int) -> Adapters:
     """Freeze ``model`` and add adapters to it, in place, with initial values that ``seed`` decides.

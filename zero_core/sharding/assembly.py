@@ -155,7 +155,7 @@ def _encoding(
         return QUANTIZERS[config.frozen_quantization]
     stored = parameter.dtype
     if parameter.is_meta and weights is not None and parameter.numel():
-        stored = weights.read(name, 0, 1).dtype
+        stored = weights.stored_dtype(name)
     return kept_as_stored(stored, DTYPES[config.precision])
 
 

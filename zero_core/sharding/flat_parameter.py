@@ -45,6 +45,10 @@ class Weights(Protocol):
         """Elements [start, start + length) of the flattened parameter, 1-D, in the stored dtype."""
         ...
 
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """What ``read`` gives."""
+        ...
+
 
 @dataclass(frozen=True)
 class ParameterPolicy:

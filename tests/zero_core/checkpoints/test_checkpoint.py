@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tests.zero_core import training
+from tests.zero_core import engine_runs
 from tests.zero_core.ranks import RankError, RankPool
 from tests.zero_core.reference import build_model, relative_difference
 from zero_core import ZeroConfig
@@ -23,9 +23,9 @@ def test_the_same_plan_goes_on_bit_for_bit(
 ) -> None:
     config = ZeroConfig(stage=stage, precision=precision)  # type: ignore[arg-type]
     path = tmp_path / "step-3"
-    undisturbed = pools[world_size].run(training.train, config, True, 6)[0]
-    pools[world_size].run(training.save_after, config, True, 3, path, STATE)
-    resumed, state = pools[world_size].run(training.resume, config, True, path, 6)[0]
+    undisturbed = pools[world_size].run(engine_runs.train, config, True, 6)[0]
+    pools[world_size].run(engine_runs.save_after, config, True, 3, path, STATE)
+    resumed, state = pools[world_size].run(engine_runs.resume, config, True, path, 6)[0]
     assert state == STATE
     assert resumed.losses == undisturbed.losses[3:]
     assert resumed.reports == undisturbed.reports[3:]
@@ -49,16 +49,16 @@ def test_any_plan_reads_any_other(
     pools: dict[int, RankPool], tmp_path: Path, written: tuple[int, int], read: tuple[int, int]
 ) -> None:
     path = tmp_path / "step-3"
-    pools[written[0]].run(training.save_after, ZeroConfig(stage=written[1]), True, 3, path, STATE)
-    resumed, _ = pools[read[0]].run(training.resume, ZeroConfig(stage=read[1]), True, path, 6)[0]
-    undisturbed = pools[read[0]].run(training.train, ZeroConfig(stage=read[1]), True, 6)[0]
+    pools[written[0]].run(engine_runs.save_after, ZeroConfig(stage=written[1]), True, 3, path, STATE)
+    resumed, _ = pools[read[0]].run(engine_runs.resume, ZeroConfig(stage=read[1]), True, path, 6)[0]
+    undisturbed = pools[read[0]].run(engine_runs.train, ZeroConfig(stage=read[1]), True, 6)[0]
     assert resumed.losses == pytest.approx(undisturbed.losses[3:], rel=1e-5)
     assert relative_difference(resumed.weights, undisturbed.weights) < 1e-5
 
 
 def test_every_element_is_stored_once(pools: dict[int, RankPool], tmp_path: Path) -> None:
     path = tmp_path / "step-1"
-    pools[3].run(training.save_after, ZeroConfig(stage=0), True, 1, path, STATE)
+    pools[3].run(engine_runs.save_after, ZeroConfig(stage=0), True, 1, path, STATE)
     manifest = Manifest.read(path)
     model = build_model(tied=True)
     stored: dict[str, int] = {}
@@ -109,18 +109,18 @@ def test_a_damaged_one_is_refused_with_its_reason(
     pools: dict[int, RankPool], tmp_path: Path, damage: object, words: str
 ) -> None:
     path = tmp_path / "step-1"
-    pools[2].run(training.save_after, ZeroConfig(stage=3), True, 1, path, STATE)
+    pools[2].run(engine_runs.save_after, ZeroConfig(stage=3), True, 1, path, STATE)
     assert callable(damage)
     damage(path / "rank-00001.safetensors")
     with pytest.raises(RankError, match=words):
-        pools[2].run(training.resume, ZeroConfig(stage=3), True, path, 2)
+        pools[2].run(engine_runs.resume, ZeroConfig(stage=3), True, path, 2)
 
 
 def test_another_models_is_refused_by_name(pools: dict[int, RankPool], tmp_path: Path) -> None:
     path = tmp_path / "step-1"
-    pools[2].run(training.save_after, ZeroConfig(stage=3), False, 1, path, STATE)
+    pools[2].run(engine_runs.save_after, ZeroConfig(stage=3), False, 1, path, STATE)
     with pytest.raises(RankError, match=r"of another model: lm_head\.weight has shape \[64, 32\] there"):
-        pools[2].run(training.resume, ZeroConfig(stage=3), True, path, 2)
+        pools[2].run(engine_runs.resume, ZeroConfig(stage=3), True, path, 2)
 
 
 def test_a_rank_that_cant_write_leaves_nothing(pools: dict[int, RankPool], tmp_path: Path) -> None:
@@ -140,4 +140,4 @@ def save_with_little_room(path: Path) -> None:
     if dist.get_rank() == 1:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
-    training.save_after(ZeroConfig(stage=3), True, 1, path, STATE)
+    engine_runs.save_after(ZeroConfig(stage=3), True, 1, path, STATE)

@@ -19,8 +19,8 @@ MIB = 1 << 20
 
 HEAP = """
 import torch
-from zero_core.heap import keep_what_is_freed, trim
-from zero_core.memory import resident
+from zero_core.memory.heap import keep_what_is_freed, trim
+from zero_core.memory.ledger import resident
 
 keep_what_is_freed()
 tensors = [torch.ones(1 << 20, dtype=torch.uint8) for _ in range(100)]

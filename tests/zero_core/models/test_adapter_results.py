@@ -21,7 +21,8 @@ from tests.zero_core.ranks import RankPool
 from zero_core.checkpoints.adapter_export import export_adapter
 from zero_core.checkpoints.export import export
 from zero_core.config.lora import LoraConfig
-from zero_core.models.merging import MergedResults
+from zero_core.models.loading import open_model
+from zero_core.models.merging import MergedBase, MergedResults
 
 STEPS = 3
 
@@ -77,6 +78,7 @@ def train_and_export(base: Path, case: Case, out: Path) -> tuple[Tensor, list[An
     config = AutoConfig.from_pretrained(base)
     if adapters.unties:
         config.tie_word_embeddings = False
+    stored = MergedBase(open_model(base, torch.float32).weights, adapters)
 
     def beside_adapter(directory: Path) -> None:
         adapters.write_config(directory, str(base))
@@ -84,10 +86,10 @@ def train_and_export(base: Path, case: Case, out: Path) -> tuple[Tensor, list[An
 
     alone = export_adapter(engine, out / "adapter", adapters.stored_keys, beside_adapter)
     results = MergedResults(engine, adapters)
-    dtype = getattr(torch, case.stored)
-    merged = export(engine, out / "merged", dtype, lambda path: config.save_pretrained(path), results)
+    merged = export(engine, out / "merged", stored, lambda path: config.save_pretrained(path), results)
     names = [name for unit in engine.gathered() for name, _ in results(unit, keep=True)]
     assert len(names) == len(set(names))
+    assert names == [name for unit in engine.units for name in results.names(unit)]
     # Nothing of the engine has changed.
     assert torch.equal(lora_runs.logits(engine), logits)
     engine.close()

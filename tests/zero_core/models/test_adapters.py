@@ -16,8 +16,7 @@ from tests.zero_core.ranks import RankPool
 from tests.zero_core.reference import build_model
 from zero_core.config.lora import LoraConfig
 from zero_core.models.adapters import add_lora
-from zero_core.models.loading import load_model
-from zero_core.models.weights import empty_model, open_weights
+from zero_core.models.loading import load_model, open_model
 
 LORA = LoraConfig(r=4, alpha=16)
 WHOLE = LoraConfig(r=4, target_modules=("q_proj",), modules_to_save=("lm_head", "input_layernorm"))
@@ -86,9 +85,9 @@ def test_a_model_without_values_reads_what_a_loaded_one_has(
     path = write_tiny_model(tmp_path / "model", tie=tie)
     loaded, _ = load_model(path, torch.float32)
     add_lora(loaded, lora, 7)
-    empty = empty_model(path, torch.float32)
-    source = open_weights(path, empty)
-    weights = add_lora(empty, lora, 7).weights(source)
+    opened = open_model(path, torch.float32)
+    empty = opened.model
+    weights = add_lora(empty, lora, 7).weights(opened.weights)
     expected = values(loaded)
     names = [name for name, _ in empty.named_parameters()]
     assert names == list(expected)
