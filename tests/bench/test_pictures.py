@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from bench.pictures import DIRECTORY, MEASURED, RANKS, SHAPE, Activity, Measured, Span, main, paper_gigabytes
+from bench.pictures import DIRECTORY, main, paper_gigabytes
+from bench.recording import MEASURED, RANKS, SHAPE, Activity, Measured, Span
 
 PAGE = DIRECTORY.parent / "zero.md"
 PICTURES = ("zero-memory.svg", "zero-timeline.svg")
