@@ -4,6 +4,8 @@ Everything that PostgreSQL would refuse is refused here, so that a bad line can 
 that are not finite or too large for their column, NUL characters, text that is not UTF-8.
 """
 
+import math
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
@@ -15,7 +17,21 @@ def _without_nul(value: object) -> object:
     return value.replace("\0", "\ufffd") if isinstance(value, str) else value
 
 
+def _end(value: object) -> object:
+    """Of a long prompt: what was asked last stands there."""
+    return value[-LONGEST_SAMPLE:] if isinstance(value, str) else value
+
+
+def _beginning(value: object) -> object:
+    return value[:LONGEST_SAMPLE] if isinstance(value, str) else value
+
+
+LONGEST_SAMPLE = 4_000
+"""Characters of a prompt or an answer that are kept."""
+
 Text = Annotated[str, BeforeValidator(_without_nul), Field(max_length=20_000)]
+Prompt = Annotated[Text, BeforeValidator(_end)]
+Answer = Annotated[Text, BeforeValidator(_beginning)]
 Time = Annotated[float, Field(ge=0, le=2**33, allow_inf_nan=False)]
 Step = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -43,10 +59,42 @@ class Start(_Line):
 
 class PhaseChange(_Line):
     kind: Literal["phase"]
-    phase: Literal[Phase.TRAINING, Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING]
+    phase: Literal[
+        Phase.PREPARING,
+        Phase.REFERENCING,
+        Phase.TRAINING,
+        Phase.EVALUATING,
+        Phase.CHECKPOINTING,
+        Phase.EXPORTING,
+    ]
 
 
-class Metrics(_Line):
+class Preparing(_Line):
+    kind: Literal["preparing"]
+    param: Literal["training_file", "validation_file"]
+    done: Count
+    total: Count | None
+
+
+MOST_FURTHER = 64
+_NAME = re.compile(r"[A-Za-z0-9_./@-]{1,64}")
+
+
+class _Measured(_Line):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    @property
+    def further(self) -> dict[str, float | None]:
+        """Numbers that this service does not know by name, such as ``rewards/margins``; not finite: None."""
+        found = {}
+        for name, value in (self.model_extra or {}).items():
+            number = value is None or type(value) in (int, float)
+            if number and _NAME.fullmatch(name) and len(found) < MOST_FURTHER:
+                found[name] = value if value is None or math.isfinite(value) else None
+        return found
+
+
+class Metrics(_Measured):
     kind: Literal["metrics"]
     step: Step
     train_loss: Number | None
@@ -61,11 +109,21 @@ class Metrics(_Line):
     skipped: bool
 
 
-class Evaluation(_Line):
+class Evaluation(_Measured):
     kind: Literal["evaluation"]
     step: Step
     valid_loss: Number | None
     valid_accuracy: Number | None
+
+
+class Sample(_Line):
+    """What the model says to a prompt of the validation set, and what the set has there."""
+
+    kind: Literal["sample"]
+    step: Step
+    prompt: Prompt
+    answer: Answer
+    reference: Answer
 
 
 class CheckpointMade(_Line):
@@ -98,7 +156,16 @@ class Exported(_Line):
 
 
 EventLine = Annotated[
-    Start | PhaseChange | Metrics | Evaluation | CheckpointMade | Pruned | Message | Exported,
+    Start
+    | Preparing
+    | PhaseChange
+    | Metrics
+    | Evaluation
+    | Sample
+    | CheckpointMade
+    | Pruned
+    | Message
+    | Exported,
     Field(discriminator="kind"),
 ]
 

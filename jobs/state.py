@@ -31,6 +31,8 @@ class Phase(StrEnum):
     """What a live attempt is doing."""
 
     STARTING = "starting"
+    PREPARING = "preparing"
+    REFERENCING = "referencing"
     TRAINING = "training"
     EVALUATING = "evaluating"
     CHECKPOINTING = "checkpointing"

@@ -75,10 +75,13 @@ class Model(Table):
     id: Mapped[str] = mapped_column(primary_key=True)
     team_id: Mapped[str | None] = mapped_column(ForeignKey("teams.id"))
     kind: Mapped[str]
-    """``base``, ``fine_tuned`` or ``checkpoint``."""
+    """``base``, ``fine_tuned``, ``adapter`` or ``checkpoint``."""
     path: Mapped[str]
     job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
+    base_model: Mapped[str | None]
+    """The id of what its job started from; an adapter is of use beside that alone."""
     parameters: Mapped[int | None] = mapped_column(BigInteger)
+    """Of an adapter, its own."""
     created_at: Mapped[datetime] = _now()
 
 
@@ -125,6 +128,8 @@ class Job(Table):
     state: Mapped[str]
     desired: Mapped[str] = mapped_column(server_default="run")
     phase: Mapped[str | None]
+    prepared: Mapped[Json | None]
+    """How far the live attempt has prepared a file: ``param``, ``done`` and ``total``."""
     reason: Mapped[str | None]
     error_message: Mapped[str | None]
     error_param: Mapped[str | None]
@@ -240,6 +245,8 @@ class Metric(Table):
     seconds: Mapped[float | None]
     elements_sent: Mapped[int | None] = mapped_column(BigInteger)
     skipped: Mapped[bool] = mapped_column(server_default=text("false"))
+    further: Mapped[Json] = mapped_column(server_default=text("'{}'"))
+    """Other numbers of the step by name: what its method measures, occupancy, tokens a second."""
 
 
 class Telemetry(Table):

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from api.schemas.lists import JsonObject, Seconds, Shape
-from jobs.state import PUBLIC, State
+from jobs.state import PUBLIC, Phase, State
 from jobs.tables import Job
-from zero_core.config.train import TrainConfig
+from zero_core.config.train import default_learning_rate
 
 Status = Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
 
@@ -29,9 +29,33 @@ class UsedSupervised(Shape):
     hyperparameters: UsedHyperparameters
 
 
-class UsedMethod(Shape):
+class UsedSupervisedMethod(Shape):
     type: Literal["supervised"] = "supervised"
     supervised: UsedSupervised
+
+
+class UsedDpoHyperparameters(UsedHyperparameters):
+    beta: float
+
+
+class UsedDpo(Shape):
+    hyperparameters: UsedDpoHyperparameters
+
+
+class UsedDpoMethod(Shape):
+    type: Literal["dpo"] = "dpo"
+    dpo: UsedDpo
+
+
+class Prepared(Shape):
+    """How much of a file has become tokens."""
+
+    param: str
+    """The field that names the file."""
+    done: int
+    """Lines."""
+    total: int | None
+    """None until they are counted."""
 
 
 class Progress(Shape):
@@ -42,6 +66,8 @@ class Progress(Shape):
     tokens_per_second: float | None
     eta: float | None
     """Seconds until the last step."""
+    prepared: Prepared | None
+    """In the phase ``preparing``."""
 
 
 class JobObject(Shape):
@@ -60,7 +86,7 @@ class JobObject(Shape):
     training_file: str
     validation_file: str | None
     seed: int
-    method: UsedMethod
+    method: UsedSupervisedMethod | UsedDpoMethod
     integrations: list[Any]
     metadata: dict[str, str]
     estimated_finish: Seconds | None
@@ -95,7 +121,7 @@ def job_object(job: Job) -> JobObject:
         training_file=job.training_file,
         validation_file=job.validation_file,
         seed=job.spec["training"]["seed"],
-        method=UsedMethod(supervised=UsedSupervised(hyperparameters=hyperparameters)),
+        method=_method(job.spec["training"], hyperparameters),
         integrations=job.request.get("integrations") or [],
         metadata=job.metadata_,
         estimated_finish=None if remaining is None else int(datetime.now(UTC).timestamp() + remaining),
@@ -114,13 +140,23 @@ def job_object(job: Job) -> JobObject:
 
 def _hyperparameters(training: JsonObject) -> UsedHyperparameters:
     epochs = training["num_train_epochs"]
-    multiplier = training["learning_rate"] / TrainConfig.learning_rate
+    default = default_learning_rate(training["method"], training["lora"] is not None)
+    multiplier = training["learning_rate"] / default
     return UsedHyperparameters(
         n_epochs=int(epochs) if epochs == int(epochs) else epochs,
         batch_size=training["train_batch_size"],
         # The number that was sent, not what multiplying and dividing made of its last bit.
         learning_rate_multiplier=float(f"{multiplier:.12g}"),
     )
+
+
+def _method(
+    training: JsonObject, hyperparameters: UsedHyperparameters
+) -> UsedSupervisedMethod | UsedDpoMethod:
+    if training["method"] == "dpo":
+        with_beta = UsedDpoHyperparameters(**hyperparameters.model_dump(), beta=training["dpo"]["beta"])
+        return UsedDpoMethod(dpo=UsedDpo(hyperparameters=with_beta))
+    return UsedSupervisedMethod(supervised=UsedSupervised(hyperparameters=hyperparameters))
 
 
 def _error(job: Job) -> JobError | None:
@@ -147,6 +183,7 @@ def _progress(job: Job, remaining: float | None) -> Progress:
         epoch=_epoch(job),
         tokens_per_second=job.tokens_per_second,
         eta=None if remaining is None else round(remaining, 1),
+        prepared=Prepared(**job.prepared) if job.prepared and job.phase == Phase.PREPARING else None,
     )
 
 
