@@ -1,4 +1,4 @@
-"""Models that a job may start from: base models, fine-tuned ones, and checkpoints."""
+"""Models: base models, what jobs made of them, and checkpoints."""
 
 import re
 from pathlib import Path
@@ -7,9 +7,12 @@ from sqlalchemy import or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from jobs.errors import Conflict, InvalidRequest, NotFound
+from jobs.errors import Conflict, InvalidRequest, NotFound, Unprocessable
 from jobs.tables import Job, Model, Team
 from zero_core.models.model_files import InvalidModel, check_model_dir
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""peft's, in the directory of an adapter, which has no model of its own."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 """Of a base model: what Hugging Face names look like, without the colons of fine-tuned ones."""
@@ -66,9 +69,30 @@ def delete_model(session: Session, team_id: str, model_id: str) -> None:
     session.flush()
 
 
-def publish_fine_tuned(session: Session, job: Job, path: Path) -> str:
-    """Name the finished model of a job; the name is the job's alone, so a second call changes nothing."""
-    return _publish(session, job, _name(session, job), "fine_tuned", path)
+def require_startable(model: Model, param: str = "model") -> None:
+    """A job starts from a whole model."""
+    if model.kind == "checkpoint":
+        why = "is a training checkpoint; start from its job's finished model instead"
+    elif model.kind == "adapter":
+        why = (
+            f"is a LoRA adapter for {model.base_model!r}, and a job starts from a whole model; run its job "
+            "again with training.lora.merge, and start from that result"
+        )
+    else:
+        return
+    raise Unprocessable(f"{param}: {model.id!r} {why}", param=param, code="unsupported_model")
+
+
+def publish_fine_tuned(session: Session, job: Job, path: Path, *, adapter: bool) -> str:
+    """Name the result of a job; the name is the job's alone, so a second call changes nothing.
+
+    ``adapter``: the directory has a LoRA adapter and not a whole model (``holds_adapter``).
+    """
+    return _publish(session, job, _name(session, job), "adapter" if adapter else "fine_tuned", path)
+
+
+def holds_adapter(path: Path) -> bool:
+    return (path / ADAPTER_CONFIG).is_file()
 
 
 def publish_checkpoint(session: Session, job: Job, step: int, path: Path) -> str:
@@ -85,7 +109,9 @@ def _publish(session: Session, job: Job, model_id: str, kind: str, path: Path) -
         "kind": kind,
         "path": str(path),
         "job_id": job.id,
-        "parameters": job.spec["parameters"],
+        "base_model": job.model,
+        # The ranks have counted what they train.
+        "parameters": (job.plan or {}).get("parameters") if kind == "adapter" else job.spec["parameters"],
     }
     session.execute(
         insert(Model)

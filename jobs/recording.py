@@ -116,11 +116,11 @@ def _metrics(session: Session, job: Job, line: Metrics) -> None:
     further = {"tokens_per_second": line.tokens_per_second, **line.further}
     _upsert_metric(session, job, line.step, {column: getattr(line, column) for column in columns}, further)
     data = {
+        **further,
         "train_loss": line.train_loss,
         "train_mean_token_accuracy": line.train_accuracy,
         "learning_rate": line.learning_rate,
         "grad_norm": line.grad_norm,
-        **further,
     }
     loss = "not finite" if line.train_loss is None else f"{line.train_loss:.4f}"
     _metrics_event(session, job, line, f"training loss={loss}", data)
@@ -130,9 +130,9 @@ def _evaluation(session: Session, job: Job, line: Evaluation) -> None:
     values = {"valid_loss": line.valid_loss, "valid_accuracy": line.valid_accuracy}
     _upsert_metric(session, job, line.step, values, line.further)
     data = {
+        **line.further,
         "valid_loss": line.valid_loss,
         "valid_mean_token_accuracy": line.valid_accuracy,
-        **line.further,
     }
     loss = "not finite" if line.valid_loss is None else f"{line.valid_loss:.4f}"
     _metrics_event(session, job, line, f"validation loss={loss}", data)

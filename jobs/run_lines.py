@@ -6,6 +6,7 @@ that are not finite or too large for their column, NUL characters, text that is 
 
 import math
 import re
+from itertools import islice
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
@@ -17,21 +18,7 @@ def _without_nul(value: object) -> object:
     return value.replace("\0", "\ufffd") if isinstance(value, str) else value
 
 
-def _end(value: object) -> object:
-    """Of a long prompt: what was asked last stands there."""
-    return value[-LONGEST_SAMPLE:] if isinstance(value, str) else value
-
-
-def _beginning(value: object) -> object:
-    return value[:LONGEST_SAMPLE] if isinstance(value, str) else value
-
-
-LONGEST_SAMPLE = 4_000
-"""Characters of a prompt or an answer that are kept."""
-
 Text = Annotated[str, BeforeValidator(_without_nul), Field(max_length=20_000)]
-Prompt = Annotated[Text, BeforeValidator(_end)]
-Answer = Annotated[Text, BeforeValidator(_beginning)]
 Time = Annotated[float, Field(ge=0, le=2**33, allow_inf_nan=False)]
 Step = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -77,7 +64,16 @@ class Preparing(_Line):
 
 
 MOST_FURTHER = 64
+"""Further numbers of a line."""
+
 _NAME = re.compile(r"[A-Za-z0-9_./@-]{1,64}")
+
+
+def _is_number(value: object) -> bool:
+    """One that is stored as it is; null stands for one that is not finite."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or (type(value) is int and abs(value) < 2**63)
 
 
 class _Measured(_Line):
@@ -85,13 +81,13 @@ class _Measured(_Line):
 
     @property
     def further(self) -> dict[str, float | None]:
-        """Numbers that this service does not know by name, such as ``rewards/margins``; not finite: None."""
-        found = {}
-        for name, value in (self.model_extra or {}).items():
-            number = value is None or type(value) in (int, float)
-            if number and _NAME.fullmatch(name) and len(found) < MOST_FURTHER:
-                found[name] = value if value is None or math.isfinite(value) else None
-        return found
+        """Numbers that this service does not know by name, such as ``rewards/margins``."""
+        numbers = {
+            name: value
+            for name, value in (self.model_extra or {}).items()
+            if _NAME.fullmatch(name) and _is_number(value)
+        }
+        return dict(islice(numbers.items(), MOST_FURTHER))
 
 
 class Metrics(_Measured):
@@ -121,9 +117,9 @@ class Sample(_Line):
 
     kind: Literal["sample"]
     step: Step
-    prompt: Prompt
-    answer: Answer
-    reference: Answer
+    prompt: Text
+    answer: Text
+    reference: Text
 
 
 class CheckpointMade(_Line):

@@ -35,7 +35,9 @@ class ModelObject(Shape):
     object: Literal["model"] = "model"
     created: Seconds
     owned_by: str
-    kind: Literal["base", "fine_tuned", "checkpoint"]
+    kind: Literal["base", "fine_tuned", "adapter", "checkpoint"]
+    base_model: str | None
+    """What its job started from: an adapter is of use beside that alone."""
     parameters: int | None
     path: str
     job_id: str | None
@@ -47,6 +49,7 @@ def model_object(model: Model) -> ModelObject:
         created=model.created_at,
         owned_by=model.team_id or "shardyard",
         kind=model.kind,
+        base_model=model.base_model,
         parameters=model.parameters,
         path=model.path,
         job_id=model.job_id,
