@@ -119,6 +119,8 @@ def train_config(request: JobRequest) -> TrainConfig:
             param=f"{PATH}.dpo",
         )
     chosen = _from_hyperparameters(request, method, with_lora=native.get("lora") is not None)
+    if request.seed is not None:
+        chosen["seed"] = request.seed
     if "dpo" in chosen and not request.training.get("dpo"):
         native.pop("dpo", None)
     return make_config(TrainConfig, {"method": method, **chosen, **native})
