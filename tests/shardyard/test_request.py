@@ -1,11 +1,15 @@
 """What options of ``jobs submit`` become, and which contradict each other."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
 from shardyard.cli.request import Adapter, check_validation, method_field, training_field
+from tests.shardyard.conftest import CommandLine
+from tests.shardyard.scripted_server import Answer, Scripted
 
 
 def adapter(
@@ -88,3 +92,30 @@ def test_where_validation_comes_from() -> None:
         check_validation({"validation_split": 0.1}, "v")
     with pytest.raises(typer.BadParameter, match="add --validation-file or --validation-split"):
         check_validation({"eval_samples": 2}, None)
+
+
+def test_everything_that_submit_can_be_told(server: Scripted, tmp_path: Path) -> None:
+    server.answers = [Answer(200, b'{"id": "ftjob-1", "status": "queued"}')]
+    preferences = ["--method", "dpo", "--beta", "0.2", "--seed", "3", "--validation-split", "0.1"]
+    adapters = ["--lora", "--lora-r", "4", "--quantization", "int8", "--merge", "--set", "lora.alpha=8"]
+    sizes = ["--max-length", "64", "--max-tokens-per-device", "256", "--eval-samples", "2", "--gpus", "2"]
+    known = {"SHARDYARD_URL": server.url, "SHARDYARD_API_KEY": "key"}
+    options = [*preferences, *adapters, *sizes, "--json"]
+    done = CommandLine(tmp_path).run("jobs", "submit", "tiny", "file-1", *options, **known)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["id"] == "ftjob-1"
+    (request,) = server.requests
+    assert json.loads(request.body) == {
+        "model": "tiny",
+        "training_file": "file-1",
+        "method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2}}},
+        "seed": 3,
+        "training": {
+            "validation_split": 0.1,
+            "lora": {"r": 4, "quantization": "int8", "merge": True, "alpha": 8},
+            "max_length": 64,
+            "per_device_max_tokens": 256,
+            "eval_samples": 2,
+        },
+        "resources": {"gpus": 2},
+    }
