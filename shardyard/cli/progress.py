@@ -108,7 +108,8 @@ class JobDisplay:
             self._memory[row["rank"]] = row
         for event in update.events:
             self._margin = event["data"].get(MARGIN, self._margin)
-        self.doing = job["phase"] if job["status"] == "running" and job["phase"] else job["status"]
+        at_work = job["status"] == "running" or job["phase"] in BEFORE_STEPS
+        self.doing = job["phase"] if at_work and job["phase"] else job["status"]
         self._position = job["progress"]
         self._bar.update(
             self._task,

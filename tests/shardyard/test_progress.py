@@ -54,8 +54,10 @@ def test_files_that_are_prepared_are_counted(
 ) -> None:
     counts = [{"done": 1200, "total": 5000, "param": "training_file"}, {"done": 7, "total": None}]
     updates = [
-        Update(a_job(phase=phase, progress={"prepared": count}), [], [], [])
-        for phase, count in zip(("preparing", "referencing"), counts, strict=True)
+        Update(a_job(status, phase=phase, progress={"prepared": count}), [], [], [])
+        for status, phase, count in zip(
+            ("queued", "running"), ("preparing", "referencing"), counts, strict=True
+        )
     ]
     trained = a_job(progress={"step": 3, "total_steps": 9, "prepared": counts[0]})
     shown([*updates, Update(trained, [], [], [])], monkeypatch)
