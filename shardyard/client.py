@@ -8,21 +8,26 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from shardyard import address
-from shardyard.errors import UnreadableFile
+from shardyard.errors import NoResults, UnreadableFile
 from shardyard.transport import Transport
 
 Json = dict[str, Any]
+Rows = list[Json]
 
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
 """Statuses of a job that never change."""
 
 TELEMETRY_STEPS = 1000
 """Steps in one answer of telemetry."""
+
+EVENTS = 1000
+"""Events in one page."""
 
 
 class Shardyard:
@@ -99,10 +104,12 @@ class Update:
     """What is new about a job that is watched."""
 
     job: Json
-    metrics: list[Json]
+    metrics: Rows
     """Steps that are new or have changed: a step's validation loss comes after its training loss."""
-    memory: list[Json]
+    memory: Rows
     """What each rank held in those steps."""
+    events: Rows
+    """New events, oldest first; the first update has the newest 1,000 of what was there."""
 
 
 class Jobs:
@@ -130,9 +137,15 @@ class Jobs:
     def cancel(self, job_id: str) -> Json:
         return _object(self._transport, "POST", f"/fine_tuning/jobs/{job_id}/cancel")
 
-    def events(self, job_id: str) -> Iterator[Json]:
-        """Newest first."""
-        return _pages(self._transport, f"/fine_tuning/jobs/{job_id}/events", limit=1000)
+    def events(self, job_id: str, limit: int | None = None) -> Iterator[Json]:
+        """Newest first; at most ``limit``."""
+        most = EVENTS if limit is None else min(limit, EVENTS)
+        return islice(_pages(self._transport, f"/fine_tuning/jobs/{job_id}/events", limit=most), limit)
+
+    def events_since(self, job_id: str, event_id: str | None) -> Rows:
+        """Those after this one, oldest first; without one, the newest 1,000."""
+        newest = self.events(job_id, EVENTS if event_id is None else None)
+        return list(takewhile(lambda event: event["id"] != event_id, newest))[::-1]
 
     def checkpoints(self, job_id: str) -> Iterator[Json]:
         """Newest first."""
@@ -143,24 +156,52 @@ class Jobs:
         wanted = {"after_step": after_step, "limit": limit}
         return _object(self._transport, "GET", f"/fine_tuning/jobs/{job_id}/telemetry", params=wanted)
 
-    def logs(self, job_id: str, tail: int = 1000) -> str:
-        """The last lines that the newest attempt printed."""
-        return self._transport.send("GET", f"/fine_tuning/jobs/{job_id}/logs", params={"tail": tail}).text
+    def follow_events(self, job_id: str, event_id: str | None = None, seconds: float = 1.0) -> Iterator[Json]:
+        """Events after this one as they come, oldest first, until the job has ended."""
+        while True:
+            ended = self.show(job_id)["status"] in TERMINAL
+            for event in self.events_since(job_id, event_id):
+                event_id = event["id"]
+                yield event
+            if ended:
+                return
+            time.sleep(seconds)
+
+    def results(self, job_id: str) -> bytes:
+        """The results file of a job that succeeded: its metrics as CSV, a line a step."""
+        job = self.show(job_id)
+        if not job["result_files"]:
+            raise NoResults(
+                f"{job_id} has no results: it is {job['status']}, and a job that succeeded has them"
+            )
+        path = f"/files/{job['result_files'][0]}/content"
+        return self._transport.send("GET", path).content
+
+    def logs(self, job_id: str, tail: int = 1000, attempt: int | None = None) -> str:
+        """The last lines that an attempt printed, the newest one where none is named."""
+        wanted = {"tail": tail} | ({} if attempt is None else {"attempt": attempt})
+        return self._transport.send("GET", f"/fine_tuning/jobs/{job_id}/logs", params=wanted).text
 
     def watch(self, job_id: str, seconds: float = 1.0) -> Iterator[Update]:
         """Look every so many seconds until the job has ended; the last update is the whole truth."""
         seen: dict[int, Json] = {}
+        newest: str | None = None
         while True:
-            # The job first: what it had told when it ended is in the telemetry that is read afterwards.
+            # The job first: what it had told when it ended is in what is read afterwards.
             job = self.show(job_id)
-            yield self._news(job, seen)
+            metrics, memory = self._news(job, seen)
+            events = self.events_since(job_id, newest)
+            newest = events[-1]["id"] if events else newest
+            yield Update(job, metrics, memory, events)
             if job["status"] in TERMINAL:
                 return
             time.sleep(seconds)
 
-    def _news(self, job: Json, seen: dict[int, Json]) -> Update:
-        """Read on from the last step seen, that one included, or from where an attempt went back to."""
-        metrics, memory = [], []
+    def _news(self, job: Json, seen: dict[int, Json]) -> tuple[Rows, Rows]:
+        """Metrics and memory, from the last step seen on, that one included, or from where an attempt went
+        back to."""
+        metrics: Rows = []
+        memory: Rows = []
         after = min(job["progress"]["step"], max(seen, default=0)) - 1
         while True:
             page = self.telemetry(job["id"], after)
@@ -168,7 +209,7 @@ class Jobs:
             memory += page["memory"]
             seen.update((metric["step"], metric) for metric in page["metrics"])
             if len(page["metrics"]) < TELEMETRY_STEPS:
-                return Update(job, metrics, memory)
+                return metrics, memory
             after = page["metrics"][-1]["step"]
 
 

@@ -3,12 +3,13 @@
 ShardyardError
 ├── Unreachable            the server does not answer
 │   └── NotConfigured      nothing says where the server is, or with which key
-├── UnreadableFile         a local file that can't be read
+├── UnreadableFile         a local file that can't be read or written
 ├── UnusableFile           an uploaded file that the server can't train on
 ├── Unconvertible          a local file of which no training file can be made
 ├── PreviewFailed          what a model is given of a file can't be shown
 ├── StackError             the embedded stack can't start or go on (``shardyard.stack.errors``)
 ├── JobFailed              a job that was waited for did not succeed
+├── NoResults              a job has no results file, for it has not succeeded
 ├── DemoFailed             a part of the demo, or what it must show, did not work
 └── ErrorAnswer            the server answered with an error
     ├── Refused            4xx: it understood, and said no
@@ -64,6 +65,10 @@ class PreviewFailed(ShardyardError):
 
 class JobFailed(ShardyardError):
     code = "job_failed"
+
+
+class NoResults(ShardyardError):
+    code = "no_results"
 
 
 class DemoFailed(ShardyardError):

@@ -2,7 +2,10 @@
 
 import sys
 
-from zero_core.training.train import main
+from zero_core.training.rank_output import mark_output
 
 if __name__ == "__main__":
+    mark_output()
+    from zero_core.training.train import main
+
     sys.exit(main())

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from shardyard.cli import files, jobs, models
+from shardyard.cli import checkpoints, files, jobs, models
 from shardyard.cli.demo import demo
 from shardyard.cli.output import EXIT_CODES, fail
 from shardyard.cli.up import up
@@ -21,6 +21,9 @@ app.command()(up)
 app.command()(demo)
 app.add_typer(files.app, name="files", help="Upload, convert, preview and list training files.")
 app.add_typer(jobs.app, name="jobs", help="Submit, watch and cancel jobs.")
+app.add_typer(
+    checkpoints.app, name="checkpoints", help="List what jobs have saved; a next job can start there."
+)
 app.add_typer(models.app, name="models", help="List models and register base models.")
 
 

@@ -1,16 +1,21 @@
 """Following a job: a bar with step, loss, speed and time left, and a line of memory for each rank.
 
-Where the output is no terminal there is nothing to redraw, so each new step is a line of its own.
+Above it goes what comes once: samples, and warnings on stderr. Where the output is no terminal there is
+nothing to redraw, so each new step is a line of its own.
 """
 
+import sys
 from typing import Literal
 
+import typer
 from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from shardyard.cli.output import console, print_line, size
+from shardyard.cli.events import is_sample, sample_lines
+from shardyard.cli.job_view import print_warnings
+from shardyard.cli.output import INTERRUPTED, console, print_line, size
 from shardyard.client import Json, Shardyard, Update
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "communication", "activations", "other")
@@ -20,6 +25,26 @@ LIVE = ("parameters", "gradients", "optimizer", "activations")
 """Those that fit into a line under the bar."""
 
 
+MARGIN = "rewards/margins"
+"""DPO: how much further the chosen answers have moved than the rejected ones."""
+
+BEFORE_STEPS = ("preparing", "referencing")
+"""Phases before the first step, which count lines and not steps."""
+
+
+def follow_job(client: Shardyard, job_id: str, as_json: bool) -> Json:
+    """``watch_job`` for a command: Ctrl-C leaves it, and says how to come back."""
+    try:
+        return watch_job(client, job_id, quiet=as_json)
+    except KeyboardInterrupt:
+        print(
+            f"Stopped watching; the job goes on. `shardyard jobs watch {job_id}` shows it again, "
+            f"`shardyard jobs cancel {job_id}` ends it.",
+            file=sys.stderr,
+        )
+        raise typer.Exit(INTERRUPTED) from None
+
+
 def watch_job(client: Shardyard, job_id: str, quiet: bool = False) -> Json:
     """Follow the job until it ends. Ctrl-C ends the watching only."""
     if quiet:
@@ -27,9 +52,11 @@ def watch_job(client: Shardyard, job_id: str, quiet: bool = False) -> Json:
     display = JobDisplay()
     if not console.is_terminal:
         return _print_steps(client, job_id, display)
+    # While it is live, what is printed, on stderr too, goes above what is redrawn.
     with Live(display.render(), console=console, refresh_per_second=4) as live:
         for update in client.jobs.watch(job_id):
             display.take(update)
+            display.tell(update)
             live.update(display.render())
     return update.job
 
@@ -48,6 +75,7 @@ def _print_steps(client: Shardyard, job_id: str, display: "JobDisplay") -> Json:
         if now != told:
             print_line(f"{display.doing:<13} {display.position}  {display.figures}".rstrip())
         told = now
+        display.tell(update)
     return update.job
 
 
@@ -58,6 +86,8 @@ class JobDisplay:
         self.doing = "queued"
         self._loss: float | None = None
         self._valid_loss: float | None = None
+        self._margin: float | None = None
+        self._warnings = 0
         self._memory: dict[int, Json] = {}
         self._position: Json = {"step": 0, "total_steps": None, "tokens_per_second": None, "eta": None}
         self._bar = Progress(
@@ -76,15 +106,28 @@ class JobDisplay:
             self._valid_loss = self._valid_loss if metric["valid_loss"] is None else metric["valid_loss"]
         for row in update.memory:
             self._memory[row["rank"]] = row
-        self.doing = job["phase"] if job["status"] == "running" and job["phase"] else job["status"]
+        for event in update.events:
+            self._margin = event["data"].get(MARGIN, self._margin)
+        at_work = job["status"] == "running" or job["phase"] in BEFORE_STEPS
+        self.doing = job["phase"] if at_work and job["phase"] else job["status"]
         self._position = job["progress"]
         self._bar.update(
             self._task,
             description=self.doing,
-            completed=self._position["step"],
-            total=self._position["total_steps"],
+            completed=self._counted[0],
+            total=self._counted[1],
             figures=self.figures,
         )
+
+    def tell(self, update: Update) -> None:
+        """Print what comes once: warnings that are new, and samples."""
+        warnings = update.job["warnings"]
+        print_warnings(warnings[self._warnings :])
+        self._warnings = len(warnings)
+        for event in filter(is_sample, update.events):
+            step = event["data"].get("step")
+            for line in [f"sample at step {step}", *sample_lines(event)]:
+                print_line(line)
 
     def render(self) -> Group:
         ranks = [
@@ -95,7 +138,22 @@ class JobDisplay:
 
     @property
     def position(self) -> str:
-        return f"{self._position['step']}/{self._position['total_steps'] or '?'}"
+        done, total = self._counted
+        param = (self._prepared or {}).get("param")
+        return " ".join([*([param] if param else []), f"{done}/{total or '?'}"])
+
+    @property
+    def _prepared(self) -> Json | None:
+        """The count of lines, in the phases that have one."""
+        prepared: Json | None = self._position.get("prepared")
+        return prepared if self.doing in BEFORE_STEPS else None
+
+    @property
+    def _counted(self) -> tuple[int, int | None]:
+        prepared = self._prepared
+        if prepared is not None:
+            return prepared["done"], prepared["total"]
+        return self._position["step"], self._position["total_steps"]
 
     @property
     def figures(self) -> str:
@@ -104,6 +162,8 @@ class JobDisplay:
             parts.append(f"loss {self._loss:.4f}")
         if self._valid_loss is not None:
             parts.append(f"valid {self._valid_loss:.4f}")
+        if self._margin is not None:
+            parts.append(f"margin {self._margin:+.4f}")
         if self._position["tokens_per_second"]:
             parts.append(f"{self._position['tokens_per_second']:,.0f} tokens/s")
         if self._position["eta"] is not None:

@@ -15,16 +15,25 @@ from shardyard.client import Json
 
 
 @dataclass(frozen=True)
+class Question:
+    """One of the validation file, and what the model answered."""
+
+    question: str
+    expected: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
 class Outcome:
     job: Json
     loss_before: float
     loss_after: float
     memory: list[Json]
     """Of each rank, in the last step."""
-    prompt: str
-    expected: str
-    answer_before: str
-    answer_after: str
+    questions: list[Question]
+    again: str
+    """The answer to the first one of the exported model, as transformers loads it."""
     checkpoint: Path
     export: Path
 
@@ -33,14 +42,17 @@ def report(outcome: Outcome) -> None:
     _heading("Validation loss")
     change = outcome.loss_after / outcome.loss_before - 1
     print_line(f"{outcome.loss_before:.4f} before, {outcome.loss_after:.4f} after ({change:+.1%})")
-    _heading("A question that was not in the training data")
-    print_line(outcome.prompt)
-    for title, text in (
-        ("before", outcome.answer_before),
-        ("after", outcome.answer_after),
-        ("the documentation", outcome.expected),
-    ):
-        console.print(Panel(Text(text), title=title, title_align="left"))
+    _heading("Questions that were not in the training data")
+    for question in outcome.questions:
+        print_line(question.question)
+        for title, text in (
+            ("before", question.before),
+            ("after", question.after),
+            ("the documentation", question.expected),
+        ):
+            console.print(Panel(Text(text), title=title, title_align="left"))
+    print_line("The exported model, loaded with transformers, answers the first of them:")
+    console.print(Panel(Text(outcome.again)))
     _heading("Memory of each rank in the last step: after it, and at most during it")
     _memory_table(outcome.memory)
     formula = (outcome.job["plan"] or {}).get("model_state_bytes")

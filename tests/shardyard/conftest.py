@@ -5,14 +5,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from shardyard import transport
 from shardyard.client import Shardyard
 from shardyard.stack.stack import Stack
+from tests.shardyard.scripted_server import Scripted
 from tests.tiny_model import write_chat_file, write_tiny_model
 
 MODEL = "tiny"
@@ -73,6 +76,17 @@ def command(stack: Stack, client: Shardyard) -> CommandLine:
 @pytest.fixture
 def chat_file(tmp_path: Path) -> Path:
     return write_chat_file(tmp_path / "chat.jsonl", examples=32)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
+    monkeypatch.setattr(transport, "FIRST_PAUSE_SECONDS", 0.001)
+    with Scripted() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
 
 
 def free_port() -> int:

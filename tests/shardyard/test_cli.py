@@ -72,7 +72,15 @@ def test_a_watcher_sees_every_step_and_rank(finished_job: dict[str, Any], client
 
 @pytest.mark.parametrize(
     "arguments",
-    [("files", "ls"), ("jobs", "ls"), ("models", "ls"), ("jobs", "show", "{job}"), ("jobs", "logs", "{job}")],
+    [
+        ("files", "ls"),
+        ("jobs", "ls"),
+        ("models", "ls"),
+        ("jobs", "show", "{job}"),
+        ("jobs", "logs", "{job}"),
+        ("jobs", "events", "{job}"),
+        ("jobs", "results", "{job}"),
+    ],
 )
 def test_every_listing_for_programs_and_for_people(
     finished_job: dict[str, Any], command: CommandLine, arguments: tuple[str, ...]
@@ -94,6 +102,67 @@ def test_watching_a_job_that_has_ended(finished_job: dict[str, Any], command: Co
     assert watched.returncode == 0
     assert "4/4" in watched.stdout
     assert finished_job["fine_tuned_model"] in watched.stdout
+
+
+def test_the_events_of_a_job(finished_job: dict[str, Any], command: CommandLine, client: Shardyard) -> None:
+    everything = list(client.jobs.events(finished_job["id"]))[::-1]
+    assert len(everything) > 3
+    newest = parsed(command.run("jobs", "events", finished_job["id"], "--limit", "3", "--json"))
+    assert newest == everything[-3:]
+    followed = command.run("jobs", "events", finished_job["id"], "--limit", "1000", "--follow")
+    assert followed.returncode == 0
+    assert len(followed.stdout.splitlines()) == len(everything)
+    assert everything[-1]["message"] in followed.stdout.splitlines()[-1]
+    assert client.jobs.events_since(finished_job["id"], everything[-3]["id"]) == everything[-2:]
+    assert list(client.jobs.follow_events(finished_job["id"], everything[1]["id"])) == everything[2:]
+
+
+def test_the_results_of_a_job(
+    finished_job: dict[str, Any], command: CommandLine, client: Shardyard, tmp_path: Path
+) -> None:
+    content = client.files.content(finished_job["result_files"][0])
+    assert command.run("jobs", "results", finished_job["id"]).stdout.encode() == content
+    written = command.run("jobs", "results", finished_job["id"], "--output", str(tmp_path / "results.csv"))
+    assert written.stdout == f"{tmp_path / 'results.csv'}\n"
+    assert (tmp_path / "results.csv").read_bytes() == content
+    rows = parsed(command.run("jobs", "results", finished_job["id"], "--json"))
+    metrics = client.jobs.telemetry(finished_job["id"])["metrics"]
+    figures = ("step", "train_loss", "valid_loss")
+    assert [[row[name] for name in figures] for row in rows] == [
+        [metric[name] for name in figures] for metric in metrics
+    ]
+    nowhere = command.run("jobs", "results", finished_job["id"], "--output", str(tmp_path / "no" / "x"))
+    assert nowhere.returncode == 1
+    assert "can't be written" in nowhere.stderr
+
+
+def test_the_checkpoints_of_a_job(
+    finished_job: dict[str, Any], command: CommandLine, client: Shardyard
+) -> None:
+    (checkpoint,) = client.jobs.checkpoints(finished_job["id"])
+    assert parsed(command.run("checkpoints", "ls", finished_job["id"], "--json")) == [checkpoint]
+    header, row = command.run("checkpoints", "ls", finished_job["id"]).stdout.splitlines()
+    assert header.split()[:2] == ["STEP", "MODEL"]
+    assert row.split()[:2] == ["4", checkpoint["fine_tuned_model_checkpoint"]]
+
+
+def test_a_job_that_fails_says_why_once(command: CommandLine, chat_file: Path) -> None:
+    options = ["--epochs", "1", "--batch-size", "2", "--max-length", "64", "--gpus", "2", "--seed", "7"]
+    diverging = ["--learning-rate", "1e30", "--precision", "fp32", "--set", "max_grad_norm=null"]
+    done = command.run("jobs", "submit", MODEL, str(chat_file), *options, *diverging, "--watch")
+    assert done.returncode == 1
+    assert "nan_loss" not in done.stdout
+    assert len(done.stderr.splitlines()) == 1
+    assert "nan_loss" in done.stderr
+    job = parsed(command.run("jobs", "show", done.stdout.split()[0], "--json"))
+    assert (job["status"], job["seed"]) == ("failed", 7)
+    assert done.stderr.count(job["error"]["message"].rstrip(".")) == 1
+    no_results = command.run("jobs", "results", job["id"])
+    assert (no_results.returncode, no_results.stdout) == (1, "")
+    assert "it is failed" in no_results.stderr
+    logs = command.run("jobs", "logs", job["id"])
+    for rank in range(2):
+        assert f"[rank {rank}] Traceback (most recent call last):" in logs.stdout
 
 
 def test_uploading(command: CommandLine, chat_file: Path, client: Shardyard) -> None:
@@ -143,6 +212,10 @@ def test_a_file_with_a_wrong_line_is_named_and_not_trained_on(
         ("jobs", "submit", MODEL, "there-is-no-such-file.jsonl"),
         ("jobs", "submit", MODEL, "."),
         ("jobs", "submit", MODEL, "file-1", "--set", "no-equals-sign"),
+        ("jobs", "submit", MODEL, "file-1", "--beta", "0.1"),
+        ("jobs", "submit", MODEL, "file-1", "--method", "rlhf"),
+        ("jobs", "submit", MODEL, "file-1", "--quantization", "nf4"),
+        ("jobs", "submit", MODEL, "file-1", "--eval-samples", "2"),
         ("jobs", "submit", MODEL),
         ("jobs", "fly"),
     ],
@@ -215,4 +288,4 @@ def test_stopping_to_watch_leaves_the_job_alone(
 def test_help_tells_the_exit_codes(command: CommandLine) -> None:
     done = command.run("--help", COLUMNS="200")
     assert "3 no server answers; 4 the server refused" in done.stdout
-    assert {"up", "demo", "files", "jobs", "models"} <= set(done.stdout.split())
+    assert {"up", "demo", "files", "jobs", "checkpoints", "models"} <= set(done.stdout.split())

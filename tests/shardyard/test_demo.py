@@ -11,7 +11,8 @@ from rich.console import Console
 
 from shardyard.client import Shardyard
 from shardyard.demo import report, run
-from shardyard.demo.report import Outcome
+from shardyard.demo.docstrings import make_examples
+from shardyard.demo.report import Outcome, Question
 from shardyard.demo.run import require_fall, run_demo
 from shardyard.errors import DemoFailed, JobFailed
 from shardyard.stack.stack import Stack
@@ -99,6 +100,16 @@ def test_the_shown_way_to_the_api_works(stack: Stack, capsys: pytest.CaptureFixt
     assert httpx.get(curl.split()[-1], headers=authorization).json()["object"] == "list"
 
 
+def test_answers_are_those_before_training_and_at_its_end() -> None:
+    asked, other = make_examples(4, 2)[1]
+    events = [
+        {"data": {"step": step, "prompt": f"user {asked.question} assistant", "answer": f"at {step}"}}
+        for step in (28, 14, 0)
+    ]
+    (found,) = run.answered([{"data": {"step": 3}}, *events, {"data": None}], [other, asked])
+    assert found == Question(asked.question, asked.answer, "at 0", "at 28")
+
+
 def outcome(before: float, after: float, answer: str = "It adds.") -> Outcome:
     usage = {"current": {"device": 8}, "peak": {"device": 16}}
     memory: list[dict[str, Any]] = [
@@ -110,10 +121,8 @@ def outcome(before: float, after: float, answer: str = "It adds.") -> Outcome:
         loss_before=before,
         loss_after=after,
         memory=memory,
-        prompt="What does it do?",
-        expected="It adds numbers.",
-        answer_before="I don't know.",
-        answer_after=answer,
+        questions=[Question("What does it do?", "It adds numbers.", "I don't know.", answer)],
+        again=answer,
         checkpoint=Path("step-1"),
         export=Path("export"),
     )
