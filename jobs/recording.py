@@ -20,12 +20,18 @@ from jobs.run_lines import (
     Message,
     Metrics,
     PhaseChange,
+    Preparing,
     Pruned,
     RankLine,
+    Sample,
     Start,
 )
 from jobs.state import State
 from jobs.tables import Checkpoint, Job, Metric, Model, Telemetry
+
+MOST_WARNINGS = 50
+LONGEST_WARNING = 1_000
+"""Characters. Events have all of a warning, and all warnings."""
 
 
 def record_line(session: Session, job: Job, line: EventLine) -> None:
@@ -78,9 +84,15 @@ def _start(session: Session, job: Job, line: Start) -> None:
 
 
 def _phase(session: Session, job: Job, line: PhaseChange) -> None:
+    run(job)
+    job.prepared = None
     # While a stop is under way, that is what the user wants to read.
     if job.state == State.RUNNING:
         job.phase = line.phase
+
+
+def _preparing(session: Session, job: Job, line: Preparing) -> None:
+    job.prepared = {"param": line.param, "done": line.done, "total": line.total}
 
 
 def _metrics(session: Session, job: Job, line: Metrics) -> None:
@@ -98,17 +110,17 @@ def _metrics(session: Session, job: Job, line: Metrics) -> None:
         "skipped",
     )
     _upsert_metric(session, job, line.step, {column: getattr(line, column) for column in columns})
-    data = {"train_loss": line.train_loss, "train_mean_token_accuracy": line.train_accuracy}
+    own = {"train_loss": line.train_loss, "train_mean_token_accuracy": line.train_accuracy}
     loss = "not finite" if line.train_loss is None else f"{line.train_loss:.4f}"
-    _metrics_event(session, job, line, f"training loss={loss}", data)
+    _metrics_event(session, job, line, f"training loss={loss}", own)
 
 
 def _evaluation(session: Session, job: Job, line: Evaluation) -> None:
     values = {"valid_loss": line.valid_loss, "valid_accuracy": line.valid_accuracy}
     _upsert_metric(session, job, line.step, values)
-    data = {"valid_loss": line.valid_loss, "valid_mean_token_accuracy": line.valid_accuracy}
+    own = {"valid_loss": line.valid_loss, "valid_mean_token_accuracy": line.valid_accuracy}
     loss = "not finite" if line.valid_loss is None else f"{line.valid_loss:.4f}"
-    _metrics_event(session, job, line, f"validation loss={loss}", data)
+    _metrics_event(session, job, line, f"validation loss={loss}", own)
 
 
 def _upsert_metric(session: Session, job: Job, step: int, values: dict[str, Any]) -> None:
@@ -121,10 +133,16 @@ def _upsert_metric(session: Session, job: Job, step: int, values: dict[str, Any]
 
 
 def _metrics_event(
-    session: Session, job: Job, line: Metrics | Evaluation, said: str, data: dict[str, Any]
+    session: Session, job: Job, line: Metrics | Evaluation, said: str, own: dict[str, Any]
 ) -> None:
     message = f"Step {line.step}/{job.total_steps}: {said}"
-    record_event(session, job, message, kind="metrics", data={"step": line.step, **data}, at=line.time)
+    data = {"step": line.step, **line.more, **own}
+    record_event(session, job, message, kind="metrics", data=data, at=line.time)
+
+
+def _sample(session: Session, job: Job, line: Sample) -> None:
+    data = line.model_dump(include={"step", "prompt", "answer", "reference"})
+    record_event(session, job, f"Step {line.step}/{job.total_steps}: sample", data=data, at=line.time)
 
 
 def _checkpoint(session: Session, job: Job, line: CheckpointMade) -> None:
@@ -163,7 +181,15 @@ def _pruned(session: Session, job: Job, line: Pruned) -> None:
 
 
 def _message(session: Session, job: Job, line: Message) -> None:
+    if line.level == "warn":
+        _warn(job, line.message[:LONGEST_WARNING])
     record_event(session, job, line.message, line.level, at=line.time)
+
+
+def _warn(job: Job, warning: str) -> None:
+    """Once, however often attempts say it."""
+    if warning not in job.warnings and len(job.warnings) < MOST_WARNINGS:
+        job.warnings = [*job.warnings, warning]
 
 
 def _exported(session: Session, job: Job, line: Exported) -> None:
@@ -173,8 +199,10 @@ def _exported(session: Session, job: Job, line: Exported) -> None:
 _RECORDERS: dict[type, Callable[[Session, Job, Any], None]] = {
     Start: _start,
     PhaseChange: _phase,
+    Preparing: _preparing,
     Metrics: _metrics,
     Evaluation: _evaluation,
+    Sample: _sample,
     CheckpointMade: _checkpoint,
     Pruned: _pruned,
     Message: _message,

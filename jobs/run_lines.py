@@ -15,7 +15,18 @@ def _without_nul(value: object) -> object:
     return value.replace("\0", "\ufffd") if isinstance(value, str) else value
 
 
+def _cut(value: object) -> object:
+    return value[:LONGEST_SAMPLE] if isinstance(value, str) else value
+
+
+LONGEST_SAMPLE = 20_000
+"""Characters of a sample's prompt, answer or reference that are kept; the others are left out."""
+
+MOST_FIGURES = 64
+"""Further figures of a line that are kept."""
+
 Text = Annotated[str, BeforeValidator(_without_nul), Field(max_length=20_000)]
+Sampled = Annotated[str, BeforeValidator(_without_nul), BeforeValidator(_cut)]
 Time = Annotated[float, Field(ge=0, le=2**33, allow_inf_nan=False)]
 Step = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -27,6 +38,24 @@ class _Line(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     time: Time
+
+
+class _Figures(_Line):
+    """A line with figures of a method's own beside those that every run has."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def more(self) -> dict[str, float | None]:
+        """By the engine's names; None where a figure was not finite. What is no number is passed over."""
+        found = {name: value for name, value in (self.model_extra or {}).items() if _is_figure(name, value)}
+        return dict(list(found.items())[:MOST_FIGURES])
+
+
+def _is_figure(name: str, value: object) -> bool:
+    if "\0" in name or len(name) > 64 or isinstance(value, bool):
+        return False
+    return value is None or (isinstance(value, int | float) and abs(value) < 2.0**63)
 
 
 class Start(_Line):
@@ -43,10 +72,24 @@ class Start(_Line):
 
 class PhaseChange(_Line):
     kind: Literal["phase"]
-    phase: Literal[Phase.TRAINING, Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING]
+    phase: Literal[
+        Phase.PREPARING,
+        Phase.REFERENCING,
+        Phase.TRAINING,
+        Phase.EVALUATING,
+        Phase.CHECKPOINTING,
+        Phase.EXPORTING,
+    ]
 
 
-class Metrics(_Line):
+class Preparing(_Line):
+    kind: Literal["preparing"]
+    param: Literal["training_file", "validation_file"]
+    done: Count
+    total: Count | None
+
+
+class Metrics(_Figures):
     kind: Literal["metrics"]
     step: Step
     train_loss: Number | None
@@ -61,11 +104,19 @@ class Metrics(_Line):
     skipped: bool
 
 
-class Evaluation(_Line):
+class Evaluation(_Figures):
     kind: Literal["evaluation"]
     step: Step
     valid_loss: Number | None
     valid_accuracy: Number | None
+
+
+class Sample(_Line):
+    kind: Literal["sample"]
+    step: Step
+    prompt: Sampled
+    answer: Sampled
+    reference: Sampled
 
 
 class CheckpointMade(_Line):
@@ -98,7 +149,16 @@ class Exported(_Line):
 
 
 EventLine = Annotated[
-    Start | PhaseChange | Metrics | Evaluation | CheckpointMade | Pruned | Message | Exported,
+    Start
+    | PhaseChange
+    | Preparing
+    | Metrics
+    | Evaluation
+    | Sample
+    | CheckpointMade
+    | Pruned
+    | Message
+    | Exported,
     Field(discriminator="kind"),
 ]
 

@@ -4,17 +4,21 @@
 which has every default filled in, is stored with the job and shown as ``resolved_config``.
 """
 
-import difflib
-from dataclasses import asdict, fields
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, replace
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic.fields import FieldInfo
 
 from jobs.errors import InvalidRequest, ShardyardError, Unprocessable
-from zero_core.config.train import TrainConfig
+from jobs.field_errors import refused, unknown_field
+from jobs.training_fields import build_train_config
+from jobs.wording import shown
+from zero_core.config.dpo import DpoConfig
+from zero_core.config.train import TrainConfig, default_learning_rate
 
-BRANCHES = ("constrained-", "function-", "int", "float")
-"""How pydantic names the branches of a union inside an error's location."""
+_LONGEST_NAME = 80
+"""Characters of one part of a path that a message repeats."""
 
 Auto = Literal["auto"]
 MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -37,9 +41,23 @@ class Supervised(Strict):
     hyperparameters: Hyperparameters = Hyperparameters()
 
 
+class DpoHyperparameters(Hyperparameters):
+    beta: Auto | Annotated[float, Field(gt=0, le=2)] = "auto"
+
+
+class Dpo(Strict):
+    hyperparameters: DpoHyperparameters = DpoHyperparameters()
+
+
 class MethodRequest(Strict):
-    type: Literal["supervised"]
-    supervised: Supervised = Supervised()
+    type: Literal["supervised", "dpo"]
+    supervised: Supervised | None = None
+    dpo: Dpo | None = None
+
+    @property
+    def hyperparameters(self) -> Hyperparameters | None:
+        chosen = self.dpo if self.type == "dpo" else self.supervised
+        return chosen.hyperparameters if chosen is not None else None
 
 
 class Resources(Strict):
@@ -77,7 +95,7 @@ class JobSpec(Strict):
 
 def parse_request(body: dict[str, Any]) -> JobRequest:
     """Check a request's shape. The error's ``param`` is the dotted path of the field."""
-    _refuse_other_methods(body.get("method"))
+    _refuse_reinforcement(body.get("method"))
     try:
         request = JobRequest.model_validate(body)
     except ValidationError as error:
@@ -88,35 +106,72 @@ def parse_request(body: dict[str, Any]) -> JobRequest:
             param="integrations",
             code="unsupported",
         )
+    _check_method(request)
     train_config(request)
     return request
 
 
 def train_config(request: JobRequest) -> TrainConfig:
     """Defaults, then OpenAI's hyperparameters, then the native ``training`` fields: the last one wins."""
+    method = request.method
+    hyperparameters = (method.hyperparameters if method else None) or request.hyperparameters
+    chosen = _native(hyperparameters or Hyperparameters())
+    if method is not None:
+        chosen["method"] = method.type
+    if request.seed is not None:
+        chosen["seed"] = request.seed
+    given = dict(request.training)
+    if "dpo" in chosen and isinstance(given.get("dpo"), dict):
+        given["dpo"] = {**chosen["dpo"], **given["dpo"]}
+    config = build_train_config({**chosen, **given})
+    if config.method != "dpo" and config.dpo != DpoConfig():
+        raise InvalidRequest(
+            f"training.dpo: it is for the method dpo, and the method is {config.method}; set "
+            "training.method or method.type to 'dpo', or leave it out",
+            param="training.dpo",
+        )
+    return _with_multiplier(config, hyperparameters)
+
+
+def _native(hyperparameters: Hyperparameters) -> dict[str, Any]:
+    """OpenAI's names and values in ours, but for the multiplier."""
     chosen: dict[str, Any] = {}
-    hyperparameters = request.hyperparameters or Hyperparameters()
-    if request.method is not None:
-        hyperparameters = request.method.supervised.hyperparameters
     if hyperparameters.n_epochs != "auto":
         chosen["num_train_epochs"] = hyperparameters.n_epochs
     if hyperparameters.batch_size != "auto":
         chosen["train_batch_size"] = hyperparameters.batch_size
-    if hyperparameters.learning_rate_multiplier != "auto":
-        chosen["learning_rate"] = TrainConfig.learning_rate * hyperparameters.learning_rate_multiplier
-    if request.seed is not None:
-        chosen["seed"] = request.seed
-    known = {field.name: field for field in fields(TrainConfig)}
-    for name, value in request.training.items():
-        if name not in known:
-            raise _unknown(f"training.{name}", name, list(known))
-        _check_type(name, value, known[name].type)
-        chosen[name] = value
-    try:
-        return TrainConfig(**chosen)
-    except ValueError as error:
-        field = str(error).split(":", 1)[0]
-        raise InvalidRequest(f"training.{error}", param=f"training.{field}") from error
+    if isinstance(hyperparameters, DpoHyperparameters) and hyperparameters.beta != "auto":
+        chosen["dpo"] = {"beta": hyperparameters.beta}
+    return chosen
+
+
+def _with_multiplier(config: TrainConfig, hyperparameters: Hyperparameters | None) -> TrainConfig:
+    """Of the default rate, which depends on all the other fields; a rate that is given stays."""
+    multiplier = hyperparameters.learning_rate_multiplier if hyperparameters else "auto"
+    if multiplier == "auto" or config.learning_rate is not None:
+        return config
+    default = default_learning_rate(config.method, adapters=config.lora is not None)
+    return replace(config, learning_rate=default * multiplier)
+
+
+def _check_method(request: JobRequest) -> None:
+    """What is said of the method twice must agree."""
+    method = request.method
+    if method is None:
+        return
+    native = request.training.get("method", method.type)
+    if native != method.type:
+        raise InvalidRequest(
+            f"training.method: {shown(native)} is not the method.type, which is {shown(method.type)}; "
+            "leave one of them out",
+            param="training.method",
+        )
+    other = "supervised" if method.type == "dpo" else "dpo"
+    if getattr(method, other) is not None:
+        raise InvalidRequest(
+            f"method.{other}: the method.type is {shown(method.type)}; leave {other} out",
+            param=f"method.{other}",
+        )
 
 
 def resolve(
@@ -127,34 +182,23 @@ def resolve(
     training_file_path: str,
     validation_file_path: str | None,
 ) -> JobSpec:
+    config = train_config(request)
     return JobSpec(
         model=request.model,
         model_path=model_path,
         parameters=parameters,
         training_file_path=training_file_path,
         validation_file_path=validation_file_path,
-        training=asdict(train_config(request)),
+        training=asdict(config) | {"learning_rate": config.peak_learning_rate},
         resources=request.resources,
         suffix=request.suffix,
     )
 
 
-def _check_type(name: str, value: Any, annotation: Any) -> None:
-    """A dataclass takes anything, so types are checked here, as pydantic would."""
-    try:
-        TypeAdapter(annotation, config=ConfigDict(strict=True)).validate_python(value)
-    except ValidationError as error:
-        problem = error.errors()[0]["msg"]
-        raise InvalidRequest(
-            f"training.{name}: {value!r} can't be used: {problem}", param=f"training.{name}"
-        ) from error
-
-
-def _refuse_other_methods(method: Any) -> None:
-    kind = method.get("type") if isinstance(method, dict) else None
-    if kind in ("dpo", "reinforcement"):
+def _refuse_reinforcement(method: Any) -> None:
+    if isinstance(method, dict) and method.get("type") == "reinforcement":
         raise Unprocessable(
-            f"method.type: {kind!r} is not supported by this server; use 'supervised'",
+            "method.type: 'reinforcement' is not supported by this server; use 'supervised' or 'dpo'",
             param="method.type",
             code="unsupported_method",
         )
@@ -163,26 +207,50 @@ def _refuse_other_methods(method: Any) -> None:
 def _first_problem(error: ValidationError) -> ShardyardError:
     """Pydantic's first error in our words; a union's branches are folded into the field they are about."""
     problem = error.errors()[0]
-    parts = [str(part) for part in problem["loc"] if part != "literal['auto']"]
-    path = ".".join(part for part in parts if not part.startswith(BRANCHES))
+    field, names, siblings = _locate([str(part) for part in problem["loc"]])
+    path = ".".join(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..." for name in names)
     if problem["type"] == "extra_forbidden":
-        return _unknown(path, parts[-1], _siblings(parts[:-1]))
+        return unknown_field(path, names[-1], siblings)
     if problem["type"] == "missing":
         return InvalidRequest(f"{path}: it is required", param=path, code="missing_required_parameter")
-    return InvalidRequest(f"{path}: {problem['input']!r} can't be used: {problem['msg']}", param=path)
+    if field is None:
+        # Inside a field's value: a key or an item.
+        return refused(path, problem, None)
+    return refused(path, problem, field.annotation, tuple(field.metadata))
 
 
-def _siblings(path: list[str]) -> list[str]:
-    """Names that are allowed beside an unknown one."""
+def _locate(parts: list[str]) -> tuple[FieldInfo | None, list[str], list[str]]:
+    """The field that an error's location leads to, the names on the way, and those beside the last one.
+
+    Behind a field that holds no object, pydantic names the branch of its union, a key or an index.
+    """
     model: Any = JobRequest
-    for part in path:
-        annotation = model.model_fields[part].annotation
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
-    return list(model.model_fields)
+    field: FieldInfo | None = None
+    names: list[str] = []
+    siblings: list[str] = []
+    for part in parts:
+        if model is None:
+            inside = field is not None and field.annotation is not None and _holds_items(field.annotation)
+            return (None, [*names, part], siblings) if inside else (field, names, siblings)
+        siblings = list(model.model_fields)
+        field = model.model_fields.get(part)
+        names.append(part)
+        model = _object_in(field.annotation) if field is not None else None
+    return field, names, siblings
 
 
-def _unknown(path: str, name: str, allowed: list[str]) -> Unprocessable:
-    close = difflib.get_close_matches(name, allowed, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(allowed))}"
-    return Unprocessable(f"{path}: there is no such field; {hint}", param=path, code="unknown_parameter")
+def _object_in(annotation: Any) -> Any:
+    candidates = (annotation, *get_args(annotation))
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def _holds_items(annotation: Any) -> bool:
+    return any(get_origin(branch) in (dict, list) for branch in _unwrapped(annotation))
+
+
+def _unwrapped(annotation: Any) -> list[Any]:
+    if get_origin(annotation) is Annotated:
+        return _unwrapped(get_args(annotation)[0])
+    if get_origin(annotation) in (dict, list):
+        return [annotation]
+    return [annotation, *(inner for branch in get_args(annotation) for inner in _unwrapped(branch))]

@@ -12,13 +12,13 @@ from sqlalchemy.orm import Session
 from jobs.errors import Conflict, InvalidRequest, NotFound, Unprocessable
 from jobs.files import UPLOADED, file_path, get_file
 from jobs.ids import new_id
-from jobs.models import get_model
+from jobs.models import get_model, require_startable
 from jobs.settings import Settings
 from jobs.spec import JobRequest, JobSpec, resolve
 from jobs.state import Reason, State
 from jobs.tables import Event, File, Host, Job, Outbox
 from zero_core.data.formats import too_few
-from zero_core.planner import model_state_bytes
+from zero_core.planner import NOTHING_FROZEN, model_state_bytes
 
 REPEAT_WINDOW = timedelta(seconds=60)
 """A client's own retry within this time, of the same body, means the job that the first try made."""
@@ -47,12 +47,7 @@ def submit(
     if earlier is not None:
         return Submitted(earlier, created=False)
     model = get_model(session, team_id, request.model)
-    if model.kind == "checkpoint":
-        raise Unprocessable(
-            f"model: {model.id!r} is a training checkpoint; start from its job's finished model instead",
-            param="model",
-            code="unsupported_model",
-        )
+    require_startable(model)
     training = _training_file(session, team_id, request.training_file, "training_file")
     validation = None
     if request.validation_file:
@@ -66,8 +61,7 @@ def submit(
         validation_file_path=str(file_path(settings, validation.id)) if validation else None,
     )
     job = _insert(session, team_id, request, spec, sent, digest, idempotency_key, warnings)
-    method = request.method.type if request.method else "supervised"
-    bad = _bad_file(settings, method, training, validation)
+    bad = _bad_file(settings, spec.training["method"], training, validation)
     if bad is None:
         session.add(Event(job_id=job.id, message=f"Created fine-tuning job: {job.id}"))
         session.add(Outbox(job_id=job.id))
@@ -157,20 +151,31 @@ def _insert(
         body_sha256=digest,
         idempotency_key=idempotency_key,
         state=State.QUEUED,
-        plan={
-            "bytes_per_rank": model_state_bytes(
-                spec.parameters,
-                request.resources.gpus,
-                spec.training["zero_stage"],
-                # Until a device decides: of both that ``auto`` may come to, the sums are the same.
-                "fp32" if spec.training["precision"] == "auto" else spec.training["precision"],
-            ),
-            "world_size": request.resources.gpus,
-        },
+        plan=_plan(spec),
     )
     session.add(job)
     session.flush()
     return job
+
+
+def _plan(spec: JobSpec) -> dict[str, Any]:
+    """What is known before the ranks have seen the model: ``counts`` says of what the bytes are.
+
+    With LoRA that is the frozen base alone. Adapters take what the sizes of the layers decide, a small part
+    of it; with a quantized base the tables that stay as they are stored come to it as well.
+    """
+    training, gpus = spec.training, spec.resources.gpus
+    # Until a device decides: of both that ``auto`` may come to, the sums are the same.
+    precision = "fp32" if training["precision"] == "auto" else training["precision"]
+    trained, frozen = spec.parameters, NOTHING_FROZEN
+    if training["lora"] is not None:
+        # As it is stored, which nearly always is in two bytes an element.
+        trained, frozen = 0, {training["lora"]["quantization"] or "bf16": spec.parameters}
+    return {
+        "bytes_per_rank": model_state_bytes(trained, gpus, training["zero_stage"], precision, frozen),
+        "counts": "model" if training["lora"] is None else "frozen base",
+        "world_size": gpus,
+    }
 
 
 def _file_warnings(training: File, validation: File | None) -> list[str]:

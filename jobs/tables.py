@@ -67,7 +67,7 @@ class File(Table):
 
 
 class Model(Table):
-    """A base model (no team), a fine-tuned one, or a checkpoint that serves as one."""
+    """A base model (no team), a fine-tuned one, an adapter, or a checkpoint."""
 
     __tablename__ = "models"
     __table_args__ = (Index("models_newest", "created_at", "id"),)
@@ -75,10 +75,12 @@ class Model(Table):
     id: Mapped[str] = mapped_column(primary_key=True)
     team_id: Mapped[str | None] = mapped_column(ForeignKey("teams.id"))
     kind: Mapped[str]
-    """``base``, ``fine_tuned`` or ``checkpoint``."""
+    """``base``, ``fine_tuned``, ``adapter`` or ``checkpoint``."""
     path: Mapped[str]
     job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
     parameters: Mapped[int | None] = mapped_column(BigInteger)
+    base_model: Mapped[str | None]
+    """Id of the model that an adapter was trained beside; it may be forgotten by now."""
     created_at: Mapped[datetime] = _now()
 
 
@@ -145,6 +147,8 @@ class Job(Table):
     total_steps: Mapped[int | None]
     trained_tokens: Mapped[int | None] = mapped_column(BigInteger)
     tokens_per_second: Mapped[float | None]
+    prepared: Mapped[Json | None]
+    """While files are prepared: ``param``, and how many of its lines are ``done`` of ``total``."""
     plan: Mapped[Json | None]
     fine_tuned_model: Mapped[str | None]
     result_file: Mapped[str | None] = mapped_column(ForeignKey("files.id"))

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from api.schemas.lists import JsonObject, Seconds, Shape
 from jobs.state import PUBLIC, State
 from jobs.tables import Job
-from zero_core.config.train import TrainConfig
+from zero_core.config.train import default_learning_rate
 
 Status = Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
 
@@ -29,9 +29,34 @@ class UsedSupervised(Shape):
     hyperparameters: UsedHyperparameters
 
 
-class UsedMethod(Shape):
+class UsedDpoHyperparameters(UsedHyperparameters):
+    beta: float
+
+
+class UsedDpo(Shape):
+    hyperparameters: UsedDpoHyperparameters
+
+
+class SupervisedMethod(Shape):
     type: Literal["supervised"] = "supervised"
     supervised: UsedSupervised
+
+
+class DpoMethod(Shape):
+    type: Literal["dpo"] = "dpo"
+    dpo: UsedDpo
+
+
+UsedMethod = SupervisedMethod | DpoMethod
+
+
+class Prepared(Shape):
+    param: str
+    """The field that named the file."""
+    done: int
+    """Lines."""
+    total: int | None
+    """None until they are counted."""
 
 
 class Progress(Shape):
@@ -42,6 +67,8 @@ class Progress(Shape):
     tokens_per_second: float | None
     eta: float | None
     """Seconds until the last step."""
+    prepared: Prepared | None
+    """Of the file that is being prepared now; None at any other time."""
 
 
 class JobObject(Shape):
@@ -95,7 +122,7 @@ def job_object(job: Job) -> JobObject:
         training_file=job.training_file,
         validation_file=job.validation_file,
         seed=job.spec["training"]["seed"],
-        method=UsedMethod(supervised=UsedSupervised(hyperparameters=hyperparameters)),
+        method=_method(job.spec["training"], hyperparameters),
         integrations=job.request.get("integrations") or [],
         metadata=job.metadata_,
         estimated_finish=None if remaining is None else int(datetime.now(UTC).timestamp() + remaining),
@@ -112,9 +139,20 @@ def job_object(job: Job) -> JobObject:
     )
 
 
+def _method(training: JsonObject, hyperparameters: UsedHyperparameters) -> UsedMethod:
+    # Jobs of before there was a choice are supervised, and their specs don't say so.
+    if training.get("method") != "dpo":
+        return SupervisedMethod(supervised=UsedSupervised(hyperparameters=hyperparameters))
+    used = UsedDpoHyperparameters(**hyperparameters.model_dump(), beta=training["dpo"]["beta"])
+    return DpoMethod(dpo=UsedDpo(hyperparameters=used))
+
+
 def _hyperparameters(training: JsonObject) -> UsedHyperparameters:
     epochs = training["num_train_epochs"]
-    multiplier = training["learning_rate"] / TrainConfig.learning_rate
+    default = default_learning_rate(
+        training.get("method", "supervised"), adapters=training.get("lora") is not None
+    )
+    multiplier = training["learning_rate"] / default
     return UsedHyperparameters(
         n_epochs=int(epochs) if epochs == int(epochs) else epochs,
         batch_size=training["train_batch_size"],
@@ -147,6 +185,7 @@ def _progress(job: Job, remaining: float | None) -> Progress:
         epoch=_epoch(job),
         tokens_per_second=job.tokens_per_second,
         eta=None if remaining is None else round(remaining, 1),
+        prepared=None if job.prepared is None else Prepared(**job.prepared),
     )
 
 

@@ -35,10 +35,12 @@ class ModelObject(Shape):
     object: Literal["model"] = "model"
     created: Seconds
     owned_by: str
-    kind: Literal["base", "fine_tuned", "checkpoint"]
+    kind: Literal["base", "fine_tuned", "adapter", "checkpoint"]
     parameters: int | None
     path: str
     job_id: str | None
+    base_model: str | None
+    """Of an adapter: the model that it was trained beside and is loaded over."""
 
 
 def model_object(model: Model) -> ModelObject:
@@ -50,4 +52,5 @@ def model_object(model: Model) -> ModelObject:
         parameters=model.parameters,
         path=model.path,
         job_id=model.job_id,
+        base_model=model.base_model,
     )

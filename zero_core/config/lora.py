@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from zero_core.config.checks import finite, one_of, require
+from zero_core.config.checks import finite, one_of, require, short
 from zero_core.config.zero import FrozenQuantization
 
 
@@ -45,7 +45,7 @@ class LoraConfig:
             require(
                 not isinstance(value, str) and all(isinstance(item, str) and item for item in value),
                 f"lora.{name}",
-                f"{value!r} is not a list of names",
+                f"{short(value)} is not a list of names",
             )
             object.__setattr__(self, name, tuple(value))
         require(self.target_modules != (), "lora.target_modules", "names no module")
