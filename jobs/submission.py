@@ -17,6 +17,7 @@ from jobs.settings import Settings
 from jobs.spec import JobRequest, JobSpec, resolve
 from jobs.state import Reason, State
 from jobs.tables import Event, File, Host, Job, Outbox
+from zero_core.config.zero import Precision
 from zero_core.data.formats import too_few
 from zero_core.planner import NOTHING_FROZEN, model_state_bytes
 
@@ -166,7 +167,7 @@ def _plan(spec: JobSpec) -> dict[str, Any]:
     """
     training, gpus = spec.training, spec.resources.gpus
     # Until a device decides: of both that ``auto`` may come to, the sums are the same.
-    precision = "fp32" if training["precision"] == "auto" else training["precision"]
+    precision: Precision = "fp32" if training["precision"] == "auto" else training["precision"]
     trained, frozen = spec.parameters, NOTHING_FROZEN
     if training["lora"] is not None:
         # As it is stored, which nearly always is in two bytes an element.
