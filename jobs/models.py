@@ -1,7 +1,8 @@
-"""Models: base models, what jobs made of them, and checkpoints."""
+"""Models: base models and fine-tuned ones, which a job may start from, adapters, and checkpoints."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import or_, select
 from sqlalchemy.dialects.postgresql import insert
@@ -11,11 +12,11 @@ from jobs.errors import Conflict, InvalidRequest, NotFound, Unprocessable
 from jobs.tables import Job, Model, Team
 from zero_core.models.model_files import InvalidModel, check_model_dir
 
-ADAPTER_CONFIG = "adapter_config.json"
-"""peft's, in the directory of an adapter, which has no model of its own."""
-
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 """Of a base model: what Hugging Face names look like, without the colons of fine-tuned ones."""
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""peft's, in the directory of an adapter that is no whole model."""
 
 
 def list_models(session: Session, team_id: str) -> list[Model]:
@@ -69,30 +70,30 @@ def delete_model(session: Session, team_id: str, model_id: str) -> None:
     session.flush()
 
 
-def require_startable(model: Model, param: str = "model") -> None:
+def require_startable(model: Model) -> None:
     """A job starts from a whole model."""
     if model.kind == "checkpoint":
-        why = "is a training checkpoint; start from its job's finished model instead"
-    elif model.kind == "adapter":
-        why = (
-            f"is a LoRA adapter for {model.base_model!r}, and a job starts from a whole model; run its job "
-            "again with training.lora.merge, and start from that result"
+        raise Unprocessable(
+            f"model: {model.id!r} is a training checkpoint; start from its job's finished model instead",
+            param="model",
+            code="unsupported_model",
         )
-    else:
-        return
-    raise Unprocessable(f"{param}: {model.id!r} {why}", param=param, code="unsupported_model")
+    if model.kind == "adapter":
+        raise Unprocessable(
+            f"model: {model.id!r} is a LoRA adapter of {model.base_model!r}, not a whole model; train it "
+            'again with {"training": {"lora": {"merge": true}}}, whose result a job can start from',
+            param="model",
+            code="unsupported_model",
+        )
 
 
-def publish_fine_tuned(session: Session, job: Job, path: Path, *, adapter: bool) -> str:
-    """Name the result of a job; the name is the job's alone, so a second call changes nothing.
-
-    ``adapter``: the directory has a LoRA adapter and not a whole model (``holds_adapter``).
-    """
-    return _publish(session, job, _name(session, job), "adapter" if adapter else "fine_tuned", path)
-
-
-def holds_adapter(path: Path) -> bool:
-    return (path / ADAPTER_CONFIG).is_file()
+def publish_fine_tuned(session: Session, job: Job, path: Path) -> str:
+    """Name the result of a job; the name is the job's alone, so a second call changes nothing."""
+    name = _name(session, job)
+    if not (path / ADAPTER_CONFIG).is_file():
+        return _publish(session, job, name, "fine_tuned", path)
+    trained = (job.plan or {}).get("parameters")
+    return _publish(session, job, name, "adapter", path, parameters=trained, base_model=job.model)
 
 
 def publish_checkpoint(session: Session, job: Job, step: int, path: Path) -> str:
@@ -103,15 +104,14 @@ def checkpoint_name(session: Session, job: Job, step: int) -> str:
     return f"{_name(session, job)}:ckpt-step-{step}"
 
 
-def _publish(session: Session, job: Job, model_id: str, kind: str, path: Path) -> str:
+def _publish(session: Session, job: Job, model_id: str, kind: str, path: Path, **more: Any) -> str:
     values = {
         "team_id": job.team_id,
         "kind": kind,
         "path": str(path),
         "job_id": job.id,
-        "base_model": job.model,
-        # The ranks have counted what they train.
-        "parameters": (job.plan or {}).get("parameters") if kind == "adapter" else job.spec["parameters"],
+        "parameters": job.spec["parameters"],
+        **more,
     }
     session.execute(
         insert(Model)

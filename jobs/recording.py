@@ -26,13 +26,12 @@ from jobs.run_lines import (
     Sample,
     Start,
 )
-from jobs.state import Phase, State
+from jobs.state import State
 from jobs.tables import Checkpoint, Job, Metric, Model, Telemetry
 
 MOST_WARNINGS = 50
 LONGEST_WARNING = 1_000
-"""Characters; the event has all of them."""
-MORE_WARNINGS = "There are more warnings, among the job's events."
+"""Characters. Events have all of a warning, and all warnings."""
 
 
 def record_line(session: Session, job: Job, line: EventLine) -> None:
@@ -84,19 +83,16 @@ def _start(session: Session, job: Job, line: Start) -> None:
         record_event(session, job, f"Fine-tuning job resumed from step {line.step}", at=line.time)
 
 
-def _preparing(session: Session, job: Job, line: Preparing) -> None:
-    run(job)
-    job.prepared = line.model_dump(include={"param", "done", "total"})
-
-
 def _phase(session: Session, job: Job, line: PhaseChange) -> None:
     run(job)
-    if line.phase is Phase.PREPARING:
-        # What an earlier attempt had done of it.
-        job.prepared = None
+    job.prepared = None
     # While a stop is under way, that is what the user wants to read.
     if job.state == State.RUNNING:
         job.phase = line.phase
+
+
+def _preparing(session: Session, job: Job, line: Preparing) -> None:
+    job.prepared = {"param": line.param, "done": line.done, "total": line.total}
 
 
 def _metrics(session: Session, job: Job, line: Metrics) -> None:
@@ -113,56 +109,40 @@ def _metrics(session: Session, job: Job, line: Metrics) -> None:
         "elements_sent",
         "skipped",
     )
-    further = {"tokens_per_second": line.tokens_per_second, **line.further}
-    _upsert_metric(session, job, line.step, {column: getattr(line, column) for column in columns}, further)
-    data = {
-        **further,
-        "train_loss": line.train_loss,
-        "train_mean_token_accuracy": line.train_accuracy,
-        "learning_rate": line.learning_rate,
-        "grad_norm": line.grad_norm,
-    }
+    _upsert_metric(session, job, line.step, {column: getattr(line, column) for column in columns})
+    own = {"train_loss": line.train_loss, "train_mean_token_accuracy": line.train_accuracy}
     loss = "not finite" if line.train_loss is None else f"{line.train_loss:.4f}"
-    _metrics_event(session, job, line, f"training loss={loss}", data)
+    _metrics_event(session, job, line, f"training loss={loss}", own)
 
 
 def _evaluation(session: Session, job: Job, line: Evaluation) -> None:
     values = {"valid_loss": line.valid_loss, "valid_accuracy": line.valid_accuracy}
-    _upsert_metric(session, job, line.step, values, line.further)
-    data = {
-        **line.further,
-        "valid_loss": line.valid_loss,
-        "valid_mean_token_accuracy": line.valid_accuracy,
-    }
+    _upsert_metric(session, job, line.step, values)
+    own = {"valid_loss": line.valid_loss, "valid_mean_token_accuracy": line.valid_accuracy}
     loss = "not finite" if line.valid_loss is None else f"{line.valid_loss:.4f}"
-    _metrics_event(session, job, line, f"validation loss={loss}", data)
+    _metrics_event(session, job, line, f"validation loss={loss}", own)
 
 
-def _upsert_metric(
-    session: Session, job: Job, step: int, values: dict[str, Any], further: dict[str, float | None]
-) -> None:
+def _upsert_metric(session: Session, job: Job, step: int, values: dict[str, Any]) -> None:
     values = {"epoch": job.epoch, **values}
-    statement = insert(Metric).values(job_id=job.id, step=step, further=further, **values)
+    statement = insert(Metric).values(job_id=job.id, step=step, **values)
     newer = statement.excluded.epoch >= Metric.epoch
-    # Training and evaluation of a step come in lines of their own.
-    together = Metric.further.op("||")(statement.excluded.further)
     session.execute(
-        statement.on_conflict_do_update(
-            index_elements=["job_id", "step"], set_={**values, "further": together}, where=newer
-        )
+        statement.on_conflict_do_update(index_elements=["job_id", "step"], set_=values, where=newer)
     )
 
 
 def _metrics_event(
-    session: Session, job: Job, line: Metrics | Evaluation, said: str, data: dict[str, Any]
+    session: Session, job: Job, line: Metrics | Evaluation, said: str, own: dict[str, Any]
 ) -> None:
     message = f"Step {line.step}/{job.total_steps}: {said}"
-    record_event(session, job, message, kind="metrics", data={"step": line.step, **data}, at=line.time)
+    data = {"step": line.step, **line.more, **own}
+    record_event(session, job, message, kind="metrics", data=data, at=line.time)
 
 
 def _sample(session: Session, job: Job, line: Sample) -> None:
     data = line.model_dump(include={"step", "prompt", "answer", "reference"})
-    record_event(session, job, f"Step {line.step}/{job.total_steps}: a sample", data=data, at=line.time)
+    record_event(session, job, f"Step {line.step}/{job.total_steps}: sample", data=data, at=line.time)
 
 
 def _checkpoint(session: Session, job: Job, line: CheckpointMade) -> None:
@@ -202,16 +182,14 @@ def _pruned(session: Session, job: Job, line: Pruned) -> None:
 
 def _message(session: Session, job: Job, line: Message) -> None:
     if line.level == "warn":
-        _warn(job, line.message)
+        _warn(job, line.message[:LONGEST_WARNING])
     record_event(session, job, line.message, line.level, at=line.time)
 
 
-def _warn(job: Job, message: str) -> None:
-    """Among the job's own warnings, once: a later attempt says the same again."""
-    message = message[:LONGEST_WARNING]
-    if message in job.warnings or len(job.warnings) > MOST_WARNINGS:
-        return
-    job.warnings = [*job.warnings, message if len(job.warnings) < MOST_WARNINGS else MORE_WARNINGS]
+def _warn(job: Job, warning: str) -> None:
+    """Once, however often attempts say it."""
+    if warning not in job.warnings and len(job.warnings) < MOST_WARNINGS:
+        job.warnings = [*job.warnings, warning]
 
 
 def _exported(session: Session, job: Job, line: Exported) -> None:
@@ -220,8 +198,8 @@ def _exported(session: Session, job: Job, line: Exported) -> None:
 
 _RECORDERS: dict[type, Callable[[Session, Job, Any], None]] = {
     Start: _start,
-    Preparing: _preparing,
     PhaseChange: _phase,
+    Preparing: _preparing,
     Metrics: _metrics,
     Evaluation: _evaluation,
     Sample: _sample,

@@ -4,9 +4,6 @@ Everything that PostgreSQL would refuse is refused here, so that a bad line can 
 that are not finite or too large for their column, NUL characters, text that is not UTF-8.
 """
 
-import math
-import re
-from itertools import islice
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
@@ -18,7 +15,18 @@ def _without_nul(value: object) -> object:
     return value.replace("\0", "\ufffd") if isinstance(value, str) else value
 
 
+def _cut(value: object) -> object:
+    return value[:LONGEST_SAMPLE] if isinstance(value, str) else value
+
+
+LONGEST_SAMPLE = 20_000
+"""Characters of a sample's prompt, answer or reference that are kept; the others are left out."""
+
+MOST_FIGURES = 64
+"""Further figures of a line that are kept."""
+
 Text = Annotated[str, BeforeValidator(_without_nul), Field(max_length=20_000)]
+Sampled = Annotated[str, BeforeValidator(_without_nul), BeforeValidator(_cut)]
 Time = Annotated[float, Field(ge=0, le=2**33, allow_inf_nan=False)]
 Step = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -30,6 +38,24 @@ class _Line(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     time: Time
+
+
+class _Figures(_Line):
+    """A line with figures of a method's own beside those that every run has."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def more(self) -> dict[str, float | None]:
+        """By the engine's names; None where a figure was not finite. What is no number is passed over."""
+        found = {name: value for name, value in (self.model_extra or {}).items() if _is_figure(name, value)}
+        return dict(list(found.items())[:MOST_FIGURES])
+
+
+def _is_figure(name: str, value: object) -> bool:
+    if "\0" in name or len(name) > 64 or isinstance(value, bool):
+        return False
+    return value is None or (isinstance(value, int | float) and abs(value) < 2.0**63)
 
 
 class Start(_Line):
@@ -63,34 +89,7 @@ class Preparing(_Line):
     total: Count | None
 
 
-MOST_FURTHER = 64
-"""Further numbers of a line."""
-
-_NAME = re.compile(r"[A-Za-z0-9_./@-]{1,64}")
-
-
-def _is_number(value: object) -> bool:
-    """One that is stored as it is; null stands for one that is not finite."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return value is None or (type(value) is int and abs(value) < 2**63)
-
-
-class _Measured(_Line):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    @property
-    def further(self) -> dict[str, float | None]:
-        """Numbers that this service does not know by name, such as ``rewards/margins``."""
-        numbers = {
-            name: value
-            for name, value in (self.model_extra or {}).items()
-            if _NAME.fullmatch(name) and _is_number(value)
-        }
-        return dict(islice(numbers.items(), MOST_FURTHER))
-
-
-class Metrics(_Measured):
+class Metrics(_Figures):
     kind: Literal["metrics"]
     step: Step
     train_loss: Number | None
@@ -105,7 +104,7 @@ class Metrics(_Measured):
     skipped: bool
 
 
-class Evaluation(_Measured):
+class Evaluation(_Figures):
     kind: Literal["evaluation"]
     step: Step
     valid_loss: Number | None
@@ -113,13 +112,11 @@ class Evaluation(_Measured):
 
 
 class Sample(_Line):
-    """What the model says to a prompt of the validation set, and what the set has there."""
-
     kind: Literal["sample"]
     step: Step
-    prompt: Text
-    answer: Text
-    reference: Text
+    prompt: Sampled
+    answer: Sampled
+    reference: Sampled
 
 
 class CheckpointMade(_Line):
@@ -153,8 +150,8 @@ class Exported(_Line):
 
 EventLine = Annotated[
     Start
-    | Preparing
     | PhaseChange
+    | Preparing
     | Metrics
     | Evaluation
     | Sample

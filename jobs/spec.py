@@ -4,17 +4,21 @@
 which has every default filled in, is stored with the job and shown as ``resolved_config``.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.fields import FieldInfo
 
 from jobs.errors import InvalidRequest, ShardyardError, Unprocessable
-from jobs.refusals import field_type, shown, unknown, unusable
-from jobs.training import PATH, make_config, read_fields
+from jobs.field_errors import refused, unknown_field
+from jobs.training_fields import build_train_config
+from jobs.wording import shown
 from zero_core.config.dpo import DpoConfig
-from zero_core.config.train import Method, TrainConfig, default_learning_rate
+from zero_core.config.train import TrainConfig, default_learning_rate
+
+_LONGEST_NAME = 80
+"""Characters of one part of a path that a message repeats."""
 
 Auto = Literal["auto"]
 MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -33,12 +37,12 @@ class Hyperparameters(Strict):
     learning_rate_multiplier: Auto | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "auto"
 
 
-class DpoHyperparameters(Hyperparameters):
-    beta: Auto | Annotated[float, Field(gt=0, le=2)] = "auto"
-
-
 class Supervised(Strict):
     hyperparameters: Hyperparameters = Hyperparameters()
+
+
+class DpoHyperparameters(Hyperparameters):
+    beta: Auto | Annotated[float, Field(gt=0, le=2)] = "auto"
 
 
 class Dpo(Strict):
@@ -46,15 +50,14 @@ class Dpo(Strict):
 
 
 class MethodRequest(Strict):
-    type: Method
+    type: Literal["supervised", "dpo"]
     supervised: Supervised | None = None
     dpo: Dpo | None = None
 
     @property
-    def hyperparameters(self) -> Hyperparameters:
-        """Those of the method that is asked for."""
+    def hyperparameters(self) -> Hyperparameters | None:
         chosen = self.dpo if self.type == "dpo" else self.supervised
-        return chosen.hyperparameters if chosen else Hyperparameters()
+        return chosen.hyperparameters if chosen is not None else None
 
 
 class Resources(Strict):
@@ -92,68 +95,83 @@ class JobSpec(Strict):
 
 def parse_request(body: dict[str, Any]) -> JobRequest:
     """Check a request's shape. The error's ``param`` is the dotted path of the field."""
-    _refuse_other_methods(body.get("method"))
+    _refuse_reinforcement(body.get("method"))
     try:
         request = JobRequest.model_validate(body)
     except ValidationError as error:
         raise _first_problem(error) from error
-    _refuse_settings_of_other_methods(request.method)
     if request.integrations:
         raise Unprocessable(
             "integrations: this server has none; leave the field out",
             param="integrations",
             code="unsupported",
         )
+    _check_method(request)
     train_config(request)
     return request
 
 
 def train_config(request: JobRequest) -> TrainConfig:
     """Defaults, then OpenAI's hyperparameters, then the native ``training`` fields: the last one wins."""
-    native = read_fields(TrainConfig, request.training)
-    method = _method(request, native.get("method"))
-    if method != "dpo" and native.get("dpo", DpoConfig()) != DpoConfig():
-        raise InvalidRequest(
-            f"{PATH}.dpo: the method is {method!r}, which has no use for it; set method.type to 'dpo', or "
-            "leave it out",
-            param=f"{PATH}.dpo",
-        )
-    chosen = _from_hyperparameters(request, method, with_lora=native.get("lora") is not None)
+    method = request.method
+    hyperparameters = (method.hyperparameters if method else None) or request.hyperparameters
+    chosen = _native(hyperparameters or Hyperparameters())
+    if method is not None:
+        chosen["method"] = method.type
     if request.seed is not None:
         chosen["seed"] = request.seed
-    if "dpo" in chosen and not request.training.get("dpo"):
-        native.pop("dpo", None)
-    return make_config(TrainConfig, {"method": method, **chosen, **native})
-
-
-def _method(request: JobRequest, native: Method | None) -> Method:
-    if request.method is None:
-        return native or "supervised"
-    if native is not None and native != request.method.type:
+    given = dict(request.training)
+    if "dpo" in chosen and isinstance(given.get("dpo"), dict):
+        given["dpo"] = {**chosen["dpo"], **given["dpo"]}
+    config = build_train_config({**chosen, **given})
+    if config.method != "dpo" and config.dpo != DpoConfig():
         raise InvalidRequest(
-            f"{PATH}.method: {native!r} is not the method.type {request.method.type!r}; give one of them, "
-            "or both alike",
-            param=f"{PATH}.method",
+            f"training.dpo: it is for the method dpo, and the method is {config.method}; set "
+            "training.method or method.type to 'dpo', or leave it out",
+            param="training.dpo",
         )
-    return request.method.type
+    return _with_multiplier(config, hyperparameters)
 
 
-def _from_hyperparameters(request: JobRequest, method: Method, *, with_lora: bool) -> dict[str, Any]:
-    """OpenAI's hyperparameters, where they are not ``auto``, as fields of ``TrainConfig``."""
-    given = request.method.hyperparameters if request.method else request.hyperparameters
-    if given is None:
-        return {}
+def _native(hyperparameters: Hyperparameters) -> dict[str, Any]:
+    """OpenAI's names and values in ours, but for the multiplier."""
     chosen: dict[str, Any] = {}
-    if given.n_epochs != "auto":
-        chosen["num_train_epochs"] = given.n_epochs
-    if given.batch_size != "auto":
-        chosen["train_batch_size"] = given.batch_size
-    if given.learning_rate_multiplier != "auto":
-        default = default_learning_rate(method, with_lora)
-        chosen["learning_rate"] = default * given.learning_rate_multiplier
-    if isinstance(given, DpoHyperparameters) and given.beta != "auto":
-        chosen["dpo"] = DpoConfig(given.beta)
+    if hyperparameters.n_epochs != "auto":
+        chosen["num_train_epochs"] = hyperparameters.n_epochs
+    if hyperparameters.batch_size != "auto":
+        chosen["train_batch_size"] = hyperparameters.batch_size
+    if isinstance(hyperparameters, DpoHyperparameters) and hyperparameters.beta != "auto":
+        chosen["dpo"] = {"beta": hyperparameters.beta}
     return chosen
+
+
+def _with_multiplier(config: TrainConfig, hyperparameters: Hyperparameters | None) -> TrainConfig:
+    """Of the default rate, which depends on all the other fields; a rate that is given stays."""
+    multiplier = hyperparameters.learning_rate_multiplier if hyperparameters else "auto"
+    if multiplier == "auto" or config.learning_rate is not None:
+        return config
+    default = default_learning_rate(config.method, adapters=config.lora is not None)
+    return replace(config, learning_rate=default * multiplier)
+
+
+def _check_method(request: JobRequest) -> None:
+    """What is said of the method twice must agree."""
+    method = request.method
+    if method is None:
+        return
+    native = request.training.get("method", method.type)
+    if native != method.type:
+        raise InvalidRequest(
+            f"training.method: {shown(native)} is not the method.type, which is {shown(method.type)}; "
+            "leave one of them out",
+            param="training.method",
+        )
+    other = "supervised" if method.type == "dpo" else "dpo"
+    if getattr(method, other) is not None:
+        raise InvalidRequest(
+            f"method.{other}: the method.type is {shown(method.type)}; leave {other} out",
+            param=f"method.{other}",
+        )
 
 
 def resolve(
@@ -164,89 +182,75 @@ def resolve(
     training_file_path: str,
     validation_file_path: str | None,
 ) -> JobSpec:
+    config = train_config(request)
     return JobSpec(
         model=request.model,
         model_path=model_path,
         parameters=parameters,
         training_file_path=training_file_path,
         validation_file_path=validation_file_path,
-        training=asdict(train_config(request)),
+        training=asdict(config) | {"learning_rate": config.peak_learning_rate},
         resources=request.resources,
         suffix=request.suffix,
     )
 
 
-def _refuse_other_methods(method: Any) -> None:
-    kind = method.get("type") if isinstance(method, dict) else None
-    if kind == "reinforcement":
+def _refuse_reinforcement(method: Any) -> None:
+    if isinstance(method, dict) and method.get("type") == "reinforcement":
         raise Unprocessable(
-            f"method.type: {kind!r} is not supported by this server; use 'supervised' or 'dpo'",
+            "method.type: 'reinforcement' is not supported by this server; use 'supervised' or 'dpo'",
             param="method.type",
             code="unsupported_method",
         )
 
 
-def _refuse_settings_of_other_methods(method: MethodRequest | None) -> None:
-    for name in get_args(Method):
-        if method is not None and name != method.type and getattr(method, name) is not None:
-            raise InvalidRequest(
-                f"method.{name}: the method.type is {method.type!r}; leave the settings of other methods out",
-                param=f"method.{name}",
-            )
-
-
 def _first_problem(error: ValidationError) -> ShardyardError:
-    """Pydantic's first error in our words."""
+    """Pydantic's first error in our words; a union's branches are folded into the field they are about."""
     problem = error.errors()[0]
-    place = _Place.of([str(part) for part in problem["loc"]])
+    field, names, siblings = _locate([str(part) for part in problem["loc"]])
+    path = ".".join(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..." for name in names)
     if problem["type"] == "extra_forbidden":
-        return unknown(place.path, place.name, place.siblings)
+        return unknown_field(path, names[-1], siblings)
     if problem["type"] == "missing":
-        return InvalidRequest(
-            f"{place.path}: it is required", param=place.path, code="missing_required_parameter"
-        )
-    assert place.field is not None
-    if problem["type"].startswith(("string_too", "too_")) or place.inside:
-        # About the size of the value, or about a part of it: pydantic's words fit.
-        return InvalidRequest(
-            f"{place.path}: {shown(problem['input'])} can't be used: {problem['msg']}", param=place.path
-        )
-    return unusable(place.path, problem["input"], field_type(place.field))
+        return InvalidRequest(f"{path}: it is required", param=path, code="missing_required_parameter")
+    if field is None:
+        # Inside a field's value: a key or an item.
+        return refused(path, problem, None)
+    return refused(path, problem, field.annotation, tuple(field.metadata))
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where in a request an error is."""
+def _locate(parts: list[str]) -> tuple[FieldInfo | None, list[str], list[str]]:
+    """The field that an error's location leads to, the names on the way, and those beside the last one.
 
-    path: str
-    name: str
-    siblings: list[str]
-    """Names that are allowed beside it."""
-    field: FieldInfo | None
-    """None where there is no such field."""
-    inside: bool
-    """It is about a key or an item of the field's value."""
-
-    @classmethod
-    def of(cls, location: list[str]) -> "_Place":
-        model: type[BaseModel] | None = JobRequest
-        parts: list[str] = []
-        while model is not None and len(parts) < len(location):
-            name, siblings = location[len(parts)], list(model.model_fields)
-            field = model.model_fields.get(name)
-            parts.append(name)
-            model = _model_in(field.annotation) if field else None
-        # What follows is a place in a container, or only names a branch of the field's union.
-        rest = location[len(parts) :]
-        inside = bool(rest) and field is not None and _has_container(field.annotation)
-        keys = [part for part in rest if part != "[key]"] if inside else []
-        return cls(".".join([*parts, *keys]), name, siblings, field, inside)
+    Behind a field that holds no object, pydantic names the branch of its union, a key or an index.
+    """
+    model: Any = JobRequest
+    field: FieldInfo | None = None
+    names: list[str] = []
+    siblings: list[str] = []
+    for part in parts:
+        if model is None:
+            inside = field is not None and field.annotation is not None and _holds_items(field.annotation)
+            return (None, [*names, part], siblings) if inside else (field, names, siblings)
+        siblings = list(model.model_fields)
+        field = model.model_fields.get(part)
+        names.append(part)
+        model = _object_in(field.annotation) if field is not None else None
+    return field, names, siblings
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _object_in(annotation: Any) -> Any:
     candidates = (annotation, *get_args(annotation))
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
 
 
-def _has_container(annotation: Any) -> bool:
-    return get_origin(annotation) in (dict, list) or any(map(_has_container, get_args(annotation)))
+def _holds_items(annotation: Any) -> bool:
+    return any(get_origin(branch) in (dict, list) for branch in _unwrapped(annotation))
+
+
+def _unwrapped(annotation: Any) -> list[Any]:
+    if get_origin(annotation) is Annotated:
+        return _unwrapped(get_args(annotation)[0])
+    if get_origin(annotation) in (dict, list):
+        return [annotation]
+    return [annotation, *(inner for branch in get_args(annotation) for inner in _unwrapped(branch))]

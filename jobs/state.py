@@ -50,6 +50,7 @@ class Reason(StrEnum):
     INVALID_TRAINING_FILE = "invalid_training_file"
     INVALID_VALIDATION_FILE = "invalid_validation_file"
     INVALID_MODEL = "invalid_model"
+    INVALID_PARAMETER = "invalid_parameter"
     LOST = "lost"
     HUNG = "hung"
     DISK_FULL = "disk_full"

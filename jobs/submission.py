@@ -17,8 +17,9 @@ from jobs.settings import Settings
 from jobs.spec import JobRequest, JobSpec, resolve
 from jobs.state import Reason, State
 from jobs.tables import Event, File, Host, Job, Outbox
+from zero_core.config.zero import Precision
 from zero_core.data.formats import too_few
-from zero_core.planner import model_state_bytes
+from zero_core.planner import NOTHING_FROZEN, model_state_bytes
 
 REPEAT_WINDOW = timedelta(seconds=60)
 """A client's own retry within this time, of the same body, means the job that the first try made."""
@@ -151,24 +152,31 @@ def _insert(
         body_sha256=digest,
         idempotency_key=idempotency_key,
         state=State.QUEUED,
-        plan={"bytes_per_rank": _state_bytes(spec), "world_size": request.resources.gpus},
+        plan=_plan(spec),
     )
     session.add(job)
     session.flush()
     return job
 
 
-def _state_bytes(spec: JobSpec) -> dict[str, int] | None:
-    """None with LoRA: how large the adapters are is known once the ranks have looked at the layers."""
-    if spec.training["lora"] is not None:
-        return None
-    return model_state_bytes(
-        spec.parameters,
-        spec.resources.gpus,
-        spec.training["zero_stage"],
-        # Until a device decides: of both that ``auto`` may come to, the sums are the same.
-        "fp32" if spec.training["precision"] == "auto" else spec.training["precision"],
-    )
+def _plan(spec: JobSpec) -> dict[str, Any]:
+    """What is known before the ranks have seen the model: ``counts`` says of what the bytes are.
+
+    With LoRA that is the frozen base alone. Adapters take what the sizes of the layers decide, a small part
+    of it; with a quantized base the tables that stay as they are stored come to it as well.
+    """
+    training, gpus = spec.training, spec.resources.gpus
+    # Until a device decides: of both that ``auto`` may come to, the sums are the same.
+    precision: Precision = "fp32" if training["precision"] == "auto" else training["precision"]
+    trained, frozen = spec.parameters, NOTHING_FROZEN
+    if training["lora"] is not None:
+        # As it is stored, which nearly always is in two bytes an element.
+        trained, frozen = 0, {training["lora"]["quantization"] or "bf16": spec.parameters}
+    return {
+        "bytes_per_rank": model_state_bytes(trained, gpus, training["zero_stage"], precision, frozen),
+        "counts": "model" if training["lora"] is None else "frozen base",
+        "world_size": gpus,
+    }
 
 
 def _file_warnings(training: File, validation: File | None) -> list[str]:

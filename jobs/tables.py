@@ -67,7 +67,7 @@ class File(Table):
 
 
 class Model(Table):
-    """A base model (no team), a fine-tuned one, or a checkpoint that serves as one."""
+    """A base model (no team), a fine-tuned one, an adapter, or a checkpoint."""
 
     __tablename__ = "models"
     __table_args__ = (Index("models_newest", "created_at", "id"),)
@@ -78,10 +78,9 @@ class Model(Table):
     """``base``, ``fine_tuned``, ``adapter`` or ``checkpoint``."""
     path: Mapped[str]
     job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
-    base_model: Mapped[str | None]
-    """The id of what its job started from; an adapter is of use beside that alone."""
     parameters: Mapped[int | None] = mapped_column(BigInteger)
-    """Of an adapter, its own."""
+    base_model: Mapped[str | None]
+    """Id of the model that an adapter was trained beside; it may be forgotten by now."""
     created_at: Mapped[datetime] = _now()
 
 
@@ -128,8 +127,6 @@ class Job(Table):
     state: Mapped[str]
     desired: Mapped[str] = mapped_column(server_default="run")
     phase: Mapped[str | None]
-    prepared: Mapped[Json | None]
-    """How far the live attempt has prepared a file: ``param``, ``done`` and ``total``."""
     reason: Mapped[str | None]
     error_message: Mapped[str | None]
     error_param: Mapped[str | None]
@@ -150,6 +147,8 @@ class Job(Table):
     total_steps: Mapped[int | None]
     trained_tokens: Mapped[int | None] = mapped_column(BigInteger)
     tokens_per_second: Mapped[float | None]
+    prepared: Mapped[Json | None]
+    """While files are prepared: ``param``, and how many of its lines are ``done`` of ``total``."""
     plan: Mapped[Json | None]
     fine_tuned_model: Mapped[str | None]
     result_file: Mapped[str | None] = mapped_column(ForeignKey("files.id"))
@@ -245,8 +244,6 @@ class Metric(Table):
     seconds: Mapped[float | None]
     elements_sent: Mapped[int | None] = mapped_column(BigInteger)
     skipped: Mapped[bool] = mapped_column(server_default=text("false"))
-    further: Mapped[Json] = mapped_column(server_default=text("'{}'"))
-    """Other numbers of the step by name: what its method measures, occupancy, tokens a second."""
 
 
 class Telemetry(Table):

@@ -20,7 +20,7 @@ from jobs import attempts, results, runs
 from jobs.attempts import Ending
 from jobs.database import sessions
 from jobs.errors import Fenced, StorageFull
-from jobs.models import holds_adapter, publish_fine_tuned
+from jobs.models import publish_fine_tuned
 from jobs.settings import Settings, settings
 from jobs.state import Desired, State
 from worker import sweep
@@ -169,8 +169,7 @@ class Supervisor:
     def _conclude(self, session: Session, ending: Ending) -> None:
         job = attempts.hold(session, self._job_id, self._epoch)
         if ending.state is State.SUCCEEDED and job.state != State.CANCELLING:
-            path = self._run.export_dir
-            job.fine_tuned_model = publish_fine_tuned(session, job, path, adapter=holds_adapter(path))
+            job.fine_tuned_model = publish_fine_tuned(session, job, self._run.export_dir)
             job.result_file = results.write_results(session, self._settings, job)
         state = attempts.finish(session, self._settings, job, ending)
         log.info("Attempt %d of %s ended: the job is %s", self._epoch, self._job_id, state)

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from api.schemas.lists import JsonObject, Seconds, Shape
-from jobs.state import PUBLIC, Phase, State
+from jobs.state import PUBLIC, State
 from jobs.tables import Job
 from zero_core.config.train import default_learning_rate
 
@@ -29,11 +29,6 @@ class UsedSupervised(Shape):
     hyperparameters: UsedHyperparameters
 
 
-class UsedSupervisedMethod(Shape):
-    type: Literal["supervised"] = "supervised"
-    supervised: UsedSupervised
-
-
 class UsedDpoHyperparameters(UsedHyperparameters):
     beta: float
 
@@ -42,16 +37,22 @@ class UsedDpo(Shape):
     hyperparameters: UsedDpoHyperparameters
 
 
-class UsedDpoMethod(Shape):
+class SupervisedMethod(Shape):
+    type: Literal["supervised"] = "supervised"
+    supervised: UsedSupervised
+
+
+class DpoMethod(Shape):
     type: Literal["dpo"] = "dpo"
     dpo: UsedDpo
 
 
-class Prepared(Shape):
-    """How much of a file has become tokens."""
+UsedMethod = SupervisedMethod | DpoMethod
 
+
+class Prepared(Shape):
     param: str
-    """The field that names the file."""
+    """The field that named the file."""
     done: int
     """Lines."""
     total: int | None
@@ -67,7 +68,7 @@ class Progress(Shape):
     eta: float | None
     """Seconds until the last step."""
     prepared: Prepared | None
-    """In the phase ``preparing``."""
+    """Of the file that is being prepared now; None at any other time."""
 
 
 class JobObject(Shape):
@@ -86,7 +87,7 @@ class JobObject(Shape):
     training_file: str
     validation_file: str | None
     seed: int
-    method: UsedSupervisedMethod | UsedDpoMethod
+    method: UsedMethod
     integrations: list[Any]
     metadata: dict[str, str]
     estimated_finish: Seconds | None
@@ -138,9 +139,19 @@ def job_object(job: Job) -> JobObject:
     )
 
 
+def _method(training: JsonObject, hyperparameters: UsedHyperparameters) -> UsedMethod:
+    # Jobs of before there was a choice are supervised, and their specs don't say so.
+    if training.get("method") != "dpo":
+        return SupervisedMethod(supervised=UsedSupervised(hyperparameters=hyperparameters))
+    used = UsedDpoHyperparameters(**hyperparameters.model_dump(), beta=training["dpo"]["beta"])
+    return DpoMethod(dpo=UsedDpo(hyperparameters=used))
+
+
 def _hyperparameters(training: JsonObject) -> UsedHyperparameters:
     epochs = training["num_train_epochs"]
-    default = default_learning_rate(training["method"], training["lora"] is not None)
+    default = default_learning_rate(
+        training.get("method", "supervised"), adapters=training.get("lora") is not None
+    )
     multiplier = training["learning_rate"] / default
     return UsedHyperparameters(
         n_epochs=int(epochs) if epochs == int(epochs) else epochs,
@@ -148,15 +159,6 @@ def _hyperparameters(training: JsonObject) -> UsedHyperparameters:
         # The number that was sent, not what multiplying and dividing made of its last bit.
         learning_rate_multiplier=float(f"{multiplier:.12g}"),
     )
-
-
-def _method(
-    training: JsonObject, hyperparameters: UsedHyperparameters
-) -> UsedSupervisedMethod | UsedDpoMethod:
-    if training["method"] == "dpo":
-        with_beta = UsedDpoHyperparameters(**hyperparameters.model_dump(), beta=training["dpo"]["beta"])
-        return UsedDpoMethod(dpo=UsedDpo(hyperparameters=with_beta))
-    return UsedSupervisedMethod(supervised=UsedSupervised(hyperparameters=hyperparameters))
 
 
 def _error(job: Job) -> JobError | None:
@@ -183,7 +185,7 @@ def _progress(job: Job, remaining: float | None) -> Progress:
         epoch=_epoch(job),
         tokens_per_second=job.tokens_per_second,
         eta=None if remaining is None else round(remaining, 1),
-        prepared=Prepared(**job.prepared) if job.prepared and job.phase == Phase.PREPARING else None,
+        prepared=None if job.prepared is None else Prepared(**job.prepared),
     )
 
 

@@ -36,11 +36,11 @@ class ModelObject(Shape):
     created: Seconds
     owned_by: str
     kind: Literal["base", "fine_tuned", "adapter", "checkpoint"]
-    base_model: str | None
-    """What its job started from: an adapter is of use beside that alone."""
     parameters: int | None
     path: str
     job_id: str | None
+    base_model: str | None
+    """Of an adapter: the model that it was trained beside and is loaded over."""
 
 
 def model_object(model: Model) -> ModelObject:
@@ -49,8 +49,8 @@ def model_object(model: Model) -> ModelObject:
         created=model.created_at,
         owned_by=model.team_id or "shardyard",
         kind=model.kind,
-        base_model=model.base_model,
         parameters=model.parameters,
         path=model.path,
         job_id=model.job_id,
+        base_model=model.base_model,
     )

@@ -85,8 +85,6 @@ class MetricRow(Shape):
     seconds: float | None
     elements_sent: int | None
     skipped: bool
-    further: dict[str, float | None]
-    """Other numbers of the step by name, ``rewards/margins`` or ``occupancy`` for example."""
 
 
 class TelemetryObject(Shape):

@@ -20,44 +20,46 @@ from shardyard.client import Json, Shardyard
 
 FileArgument = Annotated[str, typer.Argument(help="A file to upload, or the id of one that is uploaded.")]
 
+ValidationSplit = Annotated[
+    float | None, typer.Option(help="Share of the training file to evaluate on instead.")
+]
+Method = Annotated[Literal["supervised", "dpo"] | None, typer.Option(help="Learn answers, or preferences.")]
+Quantization = Annotated[
+    Literal["nf4", "int8"] | None, typer.Option(help="LoRA: how the frozen base is kept.")
+]
+Merge = Annotated[bool, typer.Option("--merge", help="LoRA: the result is the whole model, not the adapter.")]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Tokens that a rank holds at once; speed and memory only.")
+]
+EvalSamples = Annotated[int | None, typer.Option(help="Prompts of validation to answer at each evaluation.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any training field, as KEY=VALUE with JSON values: lora.alpha=8."),
+]
+
 
 def submit(
     model: Annotated[str, typer.Argument(help="A model of `shardyard models ls`.")],
     training_file: FileArgument,
     validation_file: Annotated[str | None, typer.Option(help="Likewise, to evaluate on.")] = None,
-    validation_split: Annotated[
-        float | None, typer.Option(help="Share of the training file to evaluate on instead.")
-    ] = None,
-    method: Annotated[
-        Literal["supervised", "dpo"] | None, typer.Option(help="Learn answers, or preferences.")
-    ] = None,
+    validation_split: ValidationSplit = None,
+    method: Method = None,
     beta: Annotated[float | None, typer.Option(help="DPO: the larger, the less the model moves.")] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train low-rank adapters, not every weight.")] = False,
     lora_r: Annotated[int | None, typer.Option(help="LoRA: rank of the adapters.")] = None,
-    quantization: Annotated[
-        Literal["nf4", "int8"] | None, typer.Option(help="LoRA: how the frozen base is kept.")
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="LoRA: the result is the whole model, not the adapter.")
-    ] = False,
+    quantization: Quantization = None,
+    merge: Merge = False,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training file.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples in a step, over all ranks.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak of the schedule.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the order of examples and every draw.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Most tokens of one example.")] = None,
-    max_tokens_per_device: Annotated[
-        int | None, typer.Option(help="Tokens that a rank holds at once; speed and memory only.")
-    ] = None,
-    eval_samples: Annotated[
-        int | None, typer.Option(help="Prompts of validation to answer at each evaluation.")
-    ] = None,
+    max_tokens_per_device: MaxTokens = None,
+    eval_samples: EvalSamples = None,
     gpus: Annotated[int, typer.Option(help="Ranks, each with a GPU or a CPU slot.")] = 1,
     stage: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3.")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any training field, as KEY=VALUE with JSON values: lora.alpha=8."),
-    ] = None,
+    set_: Settings = None,
     suffix: Annotated[str | None, typer.Option(help="Becomes part of the model's name.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Stay and show the progress.")] = False,
     as_json: AsJson = False,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from zero_core.config.checks import count, finite, one_of, require
+from zero_core.config.checks import finite, one_of, require, short
 from zero_core.config.zero import FrozenQuantization
 
 
@@ -36,7 +36,7 @@ class LoraConfig:
     """The result is the whole model with the adapter merged in, instead of the adapter alone."""
 
     def __post_init__(self) -> None:
-        count("lora.r", self.r, at_least=1)
+        require(self.r >= 1, "lora.r", f"{self.r!r} must be at least 1")
         finite("lora.alpha", self.alpha, above=0)
         for name in ("target_modules", "exclude_modules", "modules_to_save"):
             value = getattr(self, name)
@@ -45,7 +45,7 @@ class LoraConfig:
             require(
                 not isinstance(value, str) and all(isinstance(item, str) and item for item in value),
                 f"lora.{name}",
-                f"{value!r} is not a list of names",
+                f"{short(value)} is not a list of names",
             )
             object.__setattr__(self, name, tuple(value))
         require(self.target_modules != (), "lora.target_modules", "names no module")

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from zero_core.config.checks import count, finite, one_of, require
+from zero_core.config.checks import finite, one_of, require, short
 from zero_core.config.dpo import DpoConfig
 from zero_core.config.lora import LoraConfig
 from zero_core.config.optimizer import ELEMENTWISE_OPTIMIZERS, OptimizerConfig
@@ -23,20 +22,16 @@ OPTIMIZERS_BY_NAME = {name.lower(): name for name in ELEMENTWISE_OPTIMIZERS} | {
 }
 """Also by the names of Hugging Face's ``optim``."""
 
-MOST_EPOCHS = 1_000_000
-
-DEFAULT_EPOCHS: Mapping[Method, float] = MappingProxyType({"supervised": 3.0, "dpo": 1.0})
-"""Hugging Face's three passes; over pairs one, since a second soon learns them by heart."""
-
-FULL_LEARNING_RATE: Mapping[Method, float] = MappingProxyType({"supervised": 1e-5, "dpo": 1e-6})
-LORA_LEARNING_RATE: Mapping[Method, float] = MappingProxyType({"supervised": 2e-4, "dpo": 1e-5})
-"""An adapter starts at no change and has few weights, so it takes 10 to 20 times the rate of full tuning:
-2e-4 is QLoRA's (Dettmers et al. 2023). For ``dpo``, the default of TRL's DPOTrainer and ten times that."""
+DEFAULT_LEARNING_RATES: dict[Method, tuple[float, float]] = {
+    "supervised": (1e-5, 1e-4),
+    "dpo": (1e-6, 1e-5),
+}
+"""Peaks where every weight is trained, and where adapters are: those start from nothing and train best at
+about ten times the rate."""
 
 
-def default_learning_rate(method: Method, lora: bool) -> float:
-    """The peak where none is given; OpenAI's ``learning_rate_multiplier`` multiplies it."""
-    return (LORA_LEARNING_RATE if lora else FULL_LEARNING_RATE)[method]
+def default_learning_rate(method: Method, *, adapters: bool) -> float:
+    return DEFAULT_LEARNING_RATES[method][adapters]
 
 
 @dataclass(frozen=True)
@@ -53,9 +48,8 @@ class TrainConfig:
     lora: LoraConfig | None = None
     """Train low-rank adapters beside the frozen model; ``None`` trains every weight."""
 
-    num_train_epochs: float | None = None
-    """Passes over the training file; a fraction ends inside a pass. Ignored when ``max_steps`` is set.
-    ``None`` becomes the method's ``DEFAULT_EPOCHS``: 3, for ``dpo`` 1."""
+    num_train_epochs: float = 3.0
+    """Passes over the training file; a fraction ends inside a pass. Ignored when ``max_steps`` is set."""
 
     max_steps: int | None = None
     """Optimizer steps to run; ``None`` derives them from ``num_train_epochs``."""
@@ -108,8 +102,8 @@ class TrainConfig:
     """Further arguments of ``optim``, ``momentum`` for example."""
 
     learning_rate: float | None = None
-    """Peak learning rate. ``None`` becomes ``default_learning_rate``: 1e-5, with ``lora`` 2e-4; for ``dpo``
-    1e-6, with ``lora`` 1e-5."""
+    """Peak learning rate; ``None`` is the kind's own: 1e-5 for supervised training and 1e-6 for DPO, ten
+    times as much with LoRA."""
 
     lr_scheduler_type: Scheduler = "linear"
     """Shape of the learning rate after warm-up."""
@@ -168,38 +162,34 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         one_of("method", self.method, get_args(Method))
-        if self.num_train_epochs is None:
-            object.__setattr__(self, "num_train_epochs", DEFAULT_EPOCHS[self.method])
-        if self.learning_rate is None:
-            default = default_learning_rate(self.method, self.lora is not None)
-            object.__setattr__(self, "learning_rate", default)
-        finite("num_train_epochs", self.epochs, above=0, at_most=MOST_EPOCHS)
+        finite("num_train_epochs", self.num_train_epochs, above=0)
         for name in ("max_steps", "eval_steps", "save_steps", "per_device_max_tokens"):
-            if getattr(self, name) is not None:
-                count(name, getattr(self, name), at_least=1)
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, f"{value!r} must be at least 1")
         for name in (
             "train_batch_size",
             "per_device_train_batch_size",
             "per_device_eval_batch_size",
             "save_total_limit",
+            "logits_bytes",
             "eval_sample_tokens",
         ):
-            count(name, getattr(self, name), at_least=1)
-        count("logits_bytes", self.logits_bytes, at_least=1, at_most=2**63 - 1)
-        count("max_length", self.max_length, at_least=2)
+            require(getattr(self, name) >= 1, name, f"{getattr(self, name)!r} must be at least 1")
+        require(self.max_length >= 2, "max_length", f"{self.max_length!r} must be at least 2")
         one_of("lr_scheduler_type", self.lr_scheduler_type, get_args(Scheduler))
         one_of("overflow", self.overflow, get_args(Overflow))
         one_of("train_on", self.train_on, get_args(TrainOn))
         if self.validation_split is not None:
             share = f"{self.validation_split!r} is not in (0, 0.5]"
             require(0 < self.validation_split <= 0.5, "validation_split", share)
-        count("eval_samples", self.eval_samples, at_least=0)
-        known = f"{self.optim!r} is not one of {', '.join(ELEMENTWISE_OPTIMIZERS)}"
+        require(self.eval_samples >= 0, "eval_samples", f"{self.eval_samples!r} must be at least 0")
+        known = f"{short(self.optim)} is not one of {', '.join(ELEMENTWISE_OPTIMIZERS)}"
         require(self.optim.lower() in OPTIMIZERS_BY_NAME, "optim", known)
         object.__setattr__(self, "optim", OPTIMIZERS_BY_NAME[self.optim.lower()])
-        count("warmup_steps", self.warmup_steps, at_least=0)
+        require(self.warmup_steps >= 0, "warmup_steps", f"{self.warmup_steps!r} must be at least 0")
         require(0 <= self.seed < 2**31, "seed", f"{self.seed!r} is not in [0, 2147483647]")
-        finite("learning_rate", self.peak_learning_rate, at_least=0)
+        if self.learning_rate is not None:
+            finite("learning_rate", self.learning_rate, at_least=0)
         finite("weight_decay", self.weight_decay, at_least=0)
         for name in ("adam_beta1", "adam_beta2"):
             require(0 <= getattr(self, name) < 1, name, f"{getattr(self, name)!r} is not in [0, 1)")
@@ -212,16 +202,10 @@ class TrainConfig:
             one_of("communication_dtype", self.communication_dtype, get_args(Precision))
 
     @property
-    def epochs(self) -> float:
-        """``num_train_epochs``, which has a value once the config is made."""
-        assert self.num_train_epochs is not None
-        return self.num_train_epochs
-
-    @property
     def peak_learning_rate(self) -> float:
-        """``learning_rate``, which has a value once the config is made."""
-        assert self.learning_rate is not None
-        return self.learning_rate
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return default_learning_rate(self.method, adapters=self.lora is not None)
 
     def accumulation_steps(self, world_size: int) -> int:
         """The most micro-batches that each rank runs for one optimizer step; some may be empty."""
@@ -247,7 +231,7 @@ class TrainConfig:
 
     def total_samples(self, examples: int) -> int:
         """Samples of ``num_train_epochs`` passes over a training file of ``examples`` usable examples."""
-        return max(1, round(examples * self.epochs))
+        return max(1, round(examples * self.num_train_epochs))
 
     def total_steps(self, examples: int) -> int:
         """Optimizer steps of the whole run on a training file of ``examples`` usable examples.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from zero_core.config.checks import InvalidSetting
 from zero_core.data.dataset import Dataset
 from zero_core.models.loading import open_model
 from zero_core.models.weights import WeightFiles
@@ -47,7 +48,8 @@ class Inputs:
 
 
 def load_inputs(run: Run, device: torch.device, journal: Journal, stop: StopRequest) -> Inputs:
-    """Collective. Raises InvalidModel, InvalidFile or Stopped, the last two on all ranks."""
+    """Collective. Raises InvalidModel, InvalidSetting, InvalidFile or Stopped, on all ranks, but for the
+    first."""
     opened = open_model(run.model_path, torch.float32)
     model = opened.model
     if run.train.gradient_checkpointing:
@@ -76,7 +78,10 @@ def _add_adapters(run: Run, model: Any, journal: Journal) -> "Adapters | None":
     # Loads peft, which takes seconds.
     from zero_core.models.adapters import add_lora
 
-    adapters = add_lora(model, run.train.lora, run.train.seed)
+    try:
+        adapters = add_lora(model, run.train.lora, run.train.seed)
+    except ValueError as error:
+        raise InvalidSetting(str(error)) from error
     for note in adapters.notes:
         journal.warn(note)
     return adapters

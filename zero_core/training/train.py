@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from transformers.utils import logging
 
+from zero_core.config.checks import InvalidSetting
 from zero_core.data.formats import InvalidFile
 from zero_core.errors import PeerFailed, PeerGone, PeerSilent
 from zero_core.models.model_files import InvalidModel
@@ -72,6 +73,9 @@ def first_cause(error: Exception) -> Outcome | None:
         return Outcome("failed", error.code, text, error.param)
     if isinstance(error, InvalidModel):
         return Outcome("failed", error.code, text, "model")
+    if isinstance(error, InvalidSetting):
+        # Of LoRA alone: everything else is checked before a model is there.
+        return Outcome("failed", error.code, f"training.{text}", "training.lora")
     if isinstance(error, NonFiniteLoss):
         return Outcome("failed", "nan_loss", text, step=error.step)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
