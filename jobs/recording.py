@@ -110,7 +110,13 @@ def _metrics(session: Session, job: Job, line: Metrics) -> None:
         "skipped",
     )
     _upsert_metric(session, job, line.step, {column: getattr(line, column) for column in columns})
-    own = {"train_loss": line.train_loss, "train_mean_token_accuracy": line.train_accuracy}
+    own = {
+        "train_loss": line.train_loss,
+        "train_mean_token_accuracy": line.train_accuracy,
+        "learning_rate": line.learning_rate,
+        "grad_norm": line.grad_norm,
+        "tokens_per_second": line.tokens_per_second,
+    }
     loss = "not finite" if line.train_loss is None else f"{line.train_loss:.4f}"
     _metrics_event(session, job, line, f"training loss={loss}", own)
 

@@ -15,18 +15,10 @@ def _without_nul(value: object) -> object:
     return value.replace("\0", "\ufffd") if isinstance(value, str) else value
 
 
-def _cut(value: object) -> object:
-    return value[:LONGEST_SAMPLE] if isinstance(value, str) else value
-
-
-LONGEST_SAMPLE = 20_000
-"""Characters of a sample's prompt, answer or reference that are kept; the others are left out."""
-
 MOST_FIGURES = 64
 """Further figures of a line that are kept."""
 
 Text = Annotated[str, BeforeValidator(_without_nul), Field(max_length=20_000)]
-Sampled = Annotated[str, BeforeValidator(_without_nul), BeforeValidator(_cut)]
 Time = Annotated[float, Field(ge=0, le=2**33, allow_inf_nan=False)]
 Step = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -114,9 +106,9 @@ class Evaluation(_Figures):
 class Sample(_Line):
     kind: Literal["sample"]
     step: Step
-    prompt: Sampled
-    answer: Sampled
-    reference: Sampled
+    prompt: Text
+    answer: Text
+    reference: Text
 
 
 class CheckpointMade(_Line):

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from api.schemas.lists import JsonObject, Seconds, Shape
-from jobs.state import PUBLIC, State
+from jobs.state import PUBLIC, Phase, State
 from jobs.tables import Job
 from zero_core.config.train import default_learning_rate
 
@@ -185,7 +185,8 @@ def _progress(job: Job, remaining: float | None) -> Progress:
         epoch=_epoch(job),
         tokens_per_second=job.tokens_per_second,
         eta=None if remaining is None else round(remaining, 1),
-        prepared=None if job.prepared is None else Prepared(**job.prepared),
+        # An attempt that ended while it prepared leaves its count.
+        prepared=Prepared(**job.prepared) if job.prepared and job.phase == Phase.PREPARING else None,
     )
 
 

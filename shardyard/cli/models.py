@@ -13,14 +13,17 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.command()
 def ls(as_json: AsJson = False) -> None:
-    """List the models that a job may start from, newest first."""
+    """List base models and what jobs made of them, newest first. Jobs start from whole models."""
     with Shardyard() as client:
         models = list(client.models.list())
     if as_json:
         print_json(models)
         return
-    rows = ((m["id"], m["kind"], _count(m["parameters"]), m["path"], moment(m["created"])) for m in models)
-    print_table(("ID", "KIND", "PARAMETERS", "PATH", "CREATED"), rows)
+    rows = (
+        (m["id"], m["kind"], m["base_model"], _count(m["parameters"]), m["path"], moment(m["created"]))
+        for m in models
+    )
+    print_table(("ID", "KIND", "BASE", "PARAMETERS", "PATH", "CREATED"), rows)
 
 
 @app.command()

@@ -68,9 +68,93 @@ def test_a_job_has_every_key_of_openai_and_ours_beside(
     assert body["resolved_config"]["training"]["zero_stage"] == 3
     assert body["progress"] == {
         "step": 0, "total_steps": None, "epoch": None, "tokens_per_second": None, "eta": None,
+        "prepared": None,
     }  # fmt: skip
     assert (body["priority"], body["attempts"], body["resources"]) == (5, 0, {"gpus": 1})
     assert openai.fine_tuning.jobs.retrieve(job.id) == job
+
+
+TURN = b'[{"role": "%s", "content": "x"}]'
+PAIRS = (
+    b'{"input": {"messages": %s}, "preferred_output": %s, "non_preferred_output": %s}\n'
+    % (TURN % b"user", TURN % b"assistant", TURN % b"assistant")
+) * 12
+
+
+def test_a_dpo_job_is_what_the_sdk_models(openai: OpenAI, http: httpx.Client) -> None:
+    pairs = openai.files.create(file=("pairs.jsonl", PAIRS), purpose="fine-tune")
+    job = openai.fine_tuning.jobs.create(
+        model="tiny",
+        training_file=pairs.id,
+        method={"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.3, "learning_rate_multiplier": 2}}},
+    )
+    assert job.status == "queued"
+    assert job.method is not None
+    assert job.method.to_dict(exclude_unset=True) == {
+        "type": "dpo",
+        "dpo": {
+            "hyperparameters": {
+                "beta": 0.3, "n_epochs": 3, "batch_size": 8, "learning_rate_multiplier": 2.0,
+            }
+        },
+    }  # fmt: skip
+    assert job.method.dpo is not None
+    assert job.method.dpo.hyperparameters is not None
+    assert job.method.dpo.hyperparameters.beta == 0.3
+    assert openai.fine_tuning.jobs.retrieve(job.id) == job
+    training = http.get(f"/v1/fine_tuning/jobs/{job.id}").json()["resolved_config"]["training"]
+    assert (training["method"], training["dpo"]) == ("dpo", {"beta": 0.3})
+    assert training["learning_rate"] == 2e-6
+    auto = openai.fine_tuning.jobs.create(
+        model="tiny",
+        training_file=pairs.id,
+        method={"type": "dpo", "dpo": {"hyperparameters": {"beta": "auto", "n_epochs": "auto"}}},
+    )
+    assert auto.method is not None
+    assert auto.method.dpo is not None
+    assert auto.method.dpo.hyperparameters is not None
+    assert auto.method.dpo.hyperparameters.beta == 0.1
+
+
+def test_a_lora_job_by_extra_body(openai: OpenAI, http: httpx.Client, training_file: str) -> None:
+    lora = {"r": 8, "target_modules": ["q_proj", "v_proj"], "quantization": "nf4"}
+    job = openai.fine_tuning.jobs.create(
+        model="tiny", training_file=training_file, extra_body={"training": {"lora": lora}}
+    )
+    assert job.method is not None
+    assert job.method.type == "supervised"
+    assert job.hyperparameters.learning_rate_multiplier == 1
+    training = http.get(f"/v1/fine_tuning/jobs/{job.id}").json()["resolved_config"]["training"]
+    assert training["learning_rate"] == 1e-4
+    assert training["lora"] == lora | {
+        "alpha": 32.0, "exclude_modules": [], "modules_to_save": [], "use_rslora": False, "merge": False,
+    }  # fmt: skip
+    for wrong, field in ((True, "training.lora"), ({"r": "8"}, "training.lora.r")):
+        with pytest.raises(sdk.BadRequestError) as refused:
+            openai.fine_tuning.jobs.create(
+                model="tiny", training_file=training_file, extra_body={"training": {"lora": wrong}}
+            )
+        assert refused.value.param == field
+    with pytest.raises(sdk.UnprocessableEntityError) as unknown:
+        openai.fine_tuning.jobs.create(
+            model="tiny", training_file=training_file, extra_body={"training": {"lora": {"alpa": 1}}}
+        )
+    assert unknown.value.param == "training.lora.alpa"
+    assert "'alpha'" in unknown.value.message
+
+
+def test_an_adapter_is_listed_with_its_base_and_no_job_starts_from_it(
+    openai: OpenAI, http: httpx.Client, server: Server, team: TeamOfTest, training_file: str
+) -> None:
+    name = f"ft:tiny:{team.name}:mine:adapter"
+    with server.sessions.begin() as session:
+        session.add(Model(id=name, team_id=team.id, kind="adapter", path="/exports/mine", base_model="tiny"))
+    body = http.get(f"/v1/models/{name}").json()
+    assert (body["kind"], body["base_model"]) == ("adapter", "tiny")
+    with pytest.raises(sdk.UnprocessableEntityError) as refused:
+        openai.fine_tuning.jobs.create(model=name, training_file=training_file)
+    assert refused.value.param == "model"
+    assert "merge" in refused.value.message
 
 
 def test_a_job_on_a_bad_file_fails_and_names_the_file_and_the_line(openai: OpenAI) -> None:
@@ -105,10 +189,7 @@ def test_what_of_a_file_is_not_used_is_told_by_the_file_and_by_its_jobs(
 
 
 def test_a_file_of_another_method_fails_the_job(openai: OpenAI) -> None:
-    turn = b'[{"role": "%s", "content": "x"}]'
-    line = b'{"input": {"messages": %s}, "preferred_output": %s, "non_preferred_output": %s}\n'
-    pairs = line % (turn % b"user", turn % b"assistant", turn % b"assistant")
-    file = openai.files.create(file=("pairs.jsonl", pairs * 12), purpose="fine-tune")
+    file = openai.files.create(file=("pairs.jsonl", PAIRS), purpose="fine-tune")
     assert file.status == "processed"
     job = openai.fine_tuning.jobs.create(model="tiny", training_file=file.id)
     assert (job.status, job.error and job.error.param) == ("failed", "training_file")

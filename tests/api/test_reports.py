@@ -73,6 +73,16 @@ def test_a_number_that_is_not_finite_is_null(http: httpx.Client, server: Server,
     assert get(http, JOBS)["data"][0]["progress"]["tokens_per_second"] is None
 
 
+def test_progress_counts_the_lines_that_are_prepared(http: httpx.Client, server: Server, job_id: str) -> None:
+    prepared = {"param": "training_file", "done": 120, "total": 400}
+    for phase, shown in (("preparing", prepared), ("training", None)):
+        with server.sessions.begin() as session:
+            job = session.get_one(Job, job_id)
+            job.state, job.phase, job.prepared = "running", phase, prepared
+        body = get(http, f"{JOBS}/{job_id}")
+        assert (body["status"], body["phase"], body["progress"]["prepared"]) == ("running", phase, shown)
+
+
 def test_progress_tells_how_long_it_will_take(http: httpx.Client, server: Server, job_id: str) -> None:
     with server.sessions.begin() as session:
         job = session.get_one(Job, job_id)
@@ -84,6 +94,7 @@ def test_progress_tells_how_long_it_will_take(http: httpx.Client, server: Server
     assert (body["status"], body["phase"], body["attempts"]) == ("running", "training", 1)
     assert body["progress"] == {
         "step": 10, "total_steps": 30, "epoch": 1.0, "tokens_per_second": 20.0, "eta": 100.0,
+        "prepared": None,
     }  # fmt: skip
     assert before + 100 <= body["estimated_finish"] <= before + 130
 

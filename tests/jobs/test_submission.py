@@ -22,7 +22,7 @@ from jobs.settings import Settings
 from jobs.spec import parse_request
 from jobs.state import LIVE, TERMINAL, State
 from jobs.submission import Submitted, submit
-from jobs.tables import Event, File, Job, Metric, Outbox, Team
+from jobs.tables import Event, File, Job, Metric, Model, Outbox, Team
 from jobs.telemetry import telemetry
 from tests.tiny_model import write_chat_file, write_tiny_model
 
@@ -51,7 +51,7 @@ def upload(database: Sessions, settings: Settings, team: str, content: bytes) ->
 
 def post(database: Sessions, settings: Settings, team: str, training_file: str, **more: Any) -> Submitted:
     keywords = {name: more.pop(name) for name in ("idempotency_key", "is_retry") if name in more}
-    request = parse_request({"model": "tiny", "training_file": training_file, **more})
+    request = parse_request({"model": "tiny", "training_file": training_file} | more)
     with database.begin() as session:
         return submit(session, settings, team, request, **keywords)
 
@@ -137,6 +137,54 @@ def test_a_job_on_a_bad_file_fails_and_says_where(
         assert (validated.state, validated.reason) == ("failed", "invalid_validation_file")
     with database.begin() as session:
         assert session.scalars(select(Outbox.job_id)).all() == ([validated.id] if "10" in words else [])
+
+
+PAIR = (
+    b'{"input": {"messages": [{"role": "user", "content": "hi"}]}, '
+    b'"preferred_output": [{"role": "assistant", "content": "ho"}], '
+    b'"non_preferred_output": [{"role": "assistant", "content": "no"}]}\n'
+)
+
+
+def test_a_file_and_a_method_that_do_not_go_together_fail_the_job(
+    database: Sessions, settings: Settings, team: str, training_file: str
+) -> None:
+    pairs = upload(database, settings, team, PAIR * 12)
+    for method, file, state in (
+        ("dpo", pairs, "queued"),
+        ("supervised", training_file, "queued"),
+        ("dpo", training_file, "failed"),
+        ("supervised", pairs, "failed"),
+    ):
+        for given in ({"method": {"type": method}}, {"training": {"method": method}}):
+            job = post(database, settings, team, file, **given).job
+            assert (job.state, job.error_param) == (state, None if state == "queued" else "training_file")
+    mixed = post(database, settings, team, pairs, training={"method": "dpo"}, validation_file=training_file)
+    assert (mixed.job.state, mixed.job.reason) == ("failed", "invalid_validation_file")
+
+
+def test_of_a_lora_job_the_frozen_base_alone_is_planned(
+    database: Sessions, settings: Settings, team: str, training_file: str
+) -> None:
+    training = {"lora": {"quantization": "nf4"}, "zero_stage": 3}
+    job = post(database, settings, team, training_file, training=training).job
+    assert job.plan is not None
+    assert job.plan["counts"] == "frozen base"
+    # Half a byte an element, and a scale of four bytes for each 64.
+    parameters = round(job.spec["parameters"] * (0.5 + 4 / 64))
+    assert job.plan["bytes_per_rank"] == {"parameters": parameters, "gradients": 0, "optimizer": 0}
+
+
+def test_a_job_starts_from_a_whole_model_alone(
+    database: Sessions, settings: Settings, team: str, training_file: str
+) -> None:
+    with database.begin() as session:
+        for kind in ("adapter", "checkpoint"):
+            session.add(Model(id=kind, team_id=team, kind=kind, path="/", base_model="tiny"))
+    for kind, words in (("adapter", "adapter of 'tiny'.*merge"), ("checkpoint", "finished")):
+        with pytest.raises(Unprocessable, match=words) as caught:
+            post(database, settings, team, training_file, model=kind)
+        assert caught.value.param == "model"
 
 
 def test_the_same_key_is_the_same_job_also_at_the_same_time(

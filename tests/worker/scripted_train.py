@@ -1,7 +1,8 @@
 """Ranks that follow docs/run-directory.md without training: what they do is written in the job's spec.
 
 ``train.script``: ``seconds`` a step; ``save`` every so many steps; and for the first attempt only
-``exit_at``, ``hang_at`` or ``outcome`` at a step; ``deaf`` ranks don't stop when asked.
+``exit_at``, ``hang_at`` or ``outcome`` at a step; ``deaf`` ranks don't stop when asked; with ``prepare``
+they prepare files until there is a file ``prepared``; with ``adapter`` that is what comes out.
 """
 
 import json
@@ -31,6 +32,8 @@ class ScriptedRank:
         steps = self.run["train"]["max_steps"]
         resumed = self.run["resume"][0] if self.run["resume"] else None
         first = int(resumed.rsplit("-", 1)[1]) if resumed else 0
+        if self.script.get("prepare"):
+            self.prepare()
         self.start(steps, first, resumed)
         for step in range(first + 1, steps + 1):
             (self.directory / f"heartbeat-{self.rank}").touch()
@@ -42,6 +45,15 @@ class ScriptedRank:
         if self.rank == 0:
             self.export(steps)
         return 0
+
+    def prepare(self) -> None:
+        self.event(kind="phase", phase="preparing")
+        done = 0
+        while not (self.directory / "prepared").exists():
+            (self.directory / f"heartbeat-{self.rank}").touch()
+            done += 1
+            self.event(kind="preparing", param="training_file", done=done, total=None)
+            self.stop.wait(0.05)
 
     def start(self, steps: int, step: int, resumed: str | None) -> None:
         self.event(
@@ -115,7 +127,9 @@ class ScriptedRank:
     def export(self, step: int) -> None:
         target = Path(self.run["export_dir"])
         target.mkdir()
-        (target / "config.json").write_text("{}")
+        names = {True: ("adapter_config.json", "adapter_model.safetensors"), False: ("config.json",)}
+        for name in names[bool(self.script.get("adapter"))]:
+            (target / name).write_text("{}")
         self.event(kind="exported", path=str(target), bytes=2)
         self.outcome(status="succeeded", step=step)
 

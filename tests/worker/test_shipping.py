@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from jobs import attempts, runs, shipping
 from jobs.claims import claim
 from jobs.errors import Fenced
+from jobs.recording import LONGEST_WARNING, MOST_WARNINGS
 from jobs.settings import Settings
 from jobs.tables import Checkpoint, Event, Job, Metric, Telemetry
 from tests.worker.records import BOOT, HOST, add_host, add_job
@@ -132,6 +133,88 @@ def test_lines_become_rows(sessions: Sessions, directory: Path) -> None:
         said = [(event.type, event.level, event.message) for event in session.scalars(select(Event))]
         assert ("metrics", "info", "Step 1/10: training loss=1.5000") in said
         assert ("message", "warn", "3 examples were cut") in said
+
+
+def events(sessions: Sessions) -> list[Event]:
+    with sessions.begin() as session:
+        return list(session.scalars(select(Event).order_by(Event.id)))
+
+
+def test_what_a_method_measures_reaches_events(sessions: Sessions, directory: Path) -> None:
+    rewards = {"rewards/margins": 0.25, "rewards/chosen": None, "occupancy": 1}
+    unusable = {"said": "x", "flag": True, "NaN": float("nan"), "huge": 2**80, "a\0b": 1.0, "k" * 65: 1.0}
+    valid = {"kind": "evaluation", "time": 2.5, "step": 1, "valid_loss": 1.0, "valid_accuracy": 0.5}
+    append(
+        directory / "events.jsonl",
+        START,
+        metrics(1) | rewards | unusable,
+        valid | {"valid_rewards/margins": 0.5},
+        # Further numbers never replace those that the service makes itself.
+        metrics(2) | {"train_mean_token_accuracy": 9.0},
+        metrics(3) | {f"number-{i}": i for i in range(100)},
+    )
+    ship_all(sessions, directory)
+    _, first, validation, second, third = events(sessions)
+    assert first.data == rewards | {
+        "step": 1,
+        "train_loss": 1.5,
+        "train_mean_token_accuracy": 0.5,
+        "learning_rate": 1e-5,
+        "grad_norm": 1.0,
+        "tokens_per_second": 99.5,
+    }
+    assert validation.data["valid_rewards/margins"] == 0.5
+    assert second.data["train_mean_token_accuracy"] == 0.5
+    assert len(third.data) < 80
+
+
+def test_samples_are_events_with_what_was_said(sessions: Sessions, directory: Path) -> None:
+    said = {"step": 2, "prompt": "two and two", "answer": "five\n", "reference": "four"}
+    append(directory / "events.jsonl", START, {"kind": "sample", "time": 2.0, **said})
+    ship_all(sessions, directory)
+    sample = events(sessions)[-1]
+    assert (sample.type, sample.level, sample.data) == ("message", "info", said)
+    assert "2/10" in sample.message
+
+
+def test_the_phases_before_the_first_step_are_progress(sessions: Sessions, directory: Path) -> None:
+    def job() -> Job:
+        ship_all(sessions, directory)
+        with sessions.begin() as session:
+            return session.get_one(Job, "ftjob-1")
+
+    line = {"kind": "preparing", "time": 1.0, "param": "training_file", "done": 3, "total": None}
+    assert job().state == "starting"
+    append(directory / "events.jsonl", {"kind": "phase", "time": 1.0, "phase": "preparing"}, line)
+    assert (job().state, job().phase) == ("running", "preparing")
+    assert job().prepared == {"param": "training_file", "done": 3, "total": None}
+    append(directory / "events.jsonl", {"kind": "phase", "time": 1.0, "phase": "referencing"})
+    assert job().phase == "referencing"
+    # Another attempt begins anew.
+    append(directory / "events.jsonl", {"kind": "phase", "time": 1.0, "phase": "preparing"})
+    assert job().prepared is None
+
+
+def test_what_is_warned_of_is_among_the_jobs_warnings_once_and_not_without_end(
+    sessions: Sessions, directory: Path
+) -> None:
+    def warning(text: str) -> dict[str, Any]:
+        return {"kind": "message", "time": 1.0, "level": "warn", "message": text}
+
+    info = warning("a note") | {"level": "info"}
+    append(
+        directory / "events.jsonl", warning("8 are gone"), info, warning("x" * 5000), warning("8 are gone")
+    )
+    ship_all(sessions, directory)
+    with sessions.begin() as session:
+        assert session.get_one(Job, "ftjob-1").warnings == ["8 are gone", "x" * LONGEST_WARNING]
+    append(directory / "events.jsonl", *(warning(f"line {i}") for i in range(2 * MOST_WARNINGS)))
+    ship_all(sessions, directory)
+    with sessions.begin() as session:
+        warnings = session.get_one(Job, "ftjob-1").warnings
+    assert len(warnings) == MOST_WARNINGS
+    assert warnings[-1] == f"line {MOST_WARNINGS - 3}"
+    assert len([event for event in events(sessions) if event.level == "warn"]) == 3 + 2 * MOST_WARNINGS
 
 
 def test_a_torn_line_waits_for_its_end(sessions: Sessions, directory: Path) -> None:

@@ -125,6 +125,25 @@ def test_a_job_runs_to_its_end(yard: Yard) -> None:
     assert said[-1] == "The job has successfully completed"
 
 
+def test_files_are_prepared_in_sight_and_an_adapter_comes_out(yard: Yard) -> None:
+    yard.submit(prepare=True, adapter=True, gpus=1, steps=1)
+
+    def lines() -> int:
+        yard.sweeper.sweep()
+        return (yard.job().prepared or {}).get("done", 0)
+
+    wait_until(lambda: lines() > 2, "the job shows how many lines are prepared")
+    job = yard.job()
+    assert (job.state, job.phase, job.total_steps) == ("running", "preparing", None)
+    assert job.started_at is not None
+    (yard.settings.attempt_dir(JOB, 1) / "prepared").touch()
+    job = yard.wait_for("succeeded")
+    with yard.sessions.begin() as session:
+        model = session.get_one(Model, job.fine_tuned_model)
+        # Its parameters are those that the ranks train, not the base model's.
+        assert (model.kind, model.base_model, model.parameters) == ("adapter", "tiny", 1000)
+
+
 def test_ranks_see_no_secret(yard: Yard) -> None:
     yard.submit(seconds=0.2)
     yard.wait_for_step(1)

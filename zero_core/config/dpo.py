@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from zero_core.config.checks import finite, require
+from zero_core.config.checks import finite
 
 
 @dataclass(frozen=True)
@@ -13,5 +13,4 @@ class DpoConfig:
     """How far the model may move from where it started: the larger, the less. In (0, 2], as OpenAI's."""
 
     def __post_init__(self) -> None:
-        finite("dpo.beta", self.beta, above=0)
-        require(self.beta <= 2, "dpo.beta", f"{self.beta!r} must be at most 2")
+        finite("dpo.beta", self.beta, above=0, at_most=2)

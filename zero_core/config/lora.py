@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from zero_core.config.checks import finite, one_of, require, short
+from zero_core.config.checks import count, finite, one_of, require, short
 from zero_core.config.zero import FrozenQuantization
 
 
@@ -36,7 +36,7 @@ class LoraConfig:
     """The result is the whole model with the adapter merged in, instead of the adapter alone."""
 
     def __post_init__(self) -> None:
-        require(self.r >= 1, "lora.r", f"{self.r!r} must be at least 1")
+        count("lora.r", self.r, at_least=1)
         finite("lora.alpha", self.alpha, above=0)
         for name in ("target_modules", "exclude_modules", "modules_to_save"):
             value = getattr(self, name)

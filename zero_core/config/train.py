@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from zero_core.config.checks import finite, one_of, require, short
+from zero_core.config.checks import count, finite, one_of, require, short
 from zero_core.config.dpo import DpoConfig
 from zero_core.config.lora import LoraConfig
 from zero_core.config.optimizer import ELEMENTWISE_OPTIMIZERS, OptimizerConfig
@@ -21,6 +21,8 @@ OPTIMIZERS_BY_NAME = {name.lower(): name for name in ELEMENTWISE_OPTIMIZERS} | {
     "adamw_torch_fused": "AdamW",
 }
 """Also by the names of Hugging Face's ``optim``."""
+
+MOST_EPOCHS = 1_000_000
 
 DEFAULT_LEARNING_RATES: dict[Method, tuple[float, float]] = {
     "supervised": (1e-5, 1e-4),
@@ -162,31 +164,31 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         one_of("method", self.method, get_args(Method))
-        finite("num_train_epochs", self.num_train_epochs, above=0)
+        finite("num_train_epochs", self.num_train_epochs, above=0, at_most=MOST_EPOCHS)
         for name in ("max_steps", "eval_steps", "save_steps", "per_device_max_tokens"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, name, f"{value!r} must be at least 1")
+            if getattr(self, name) is not None:
+                count(name, getattr(self, name), at_least=1)
         for name in (
             "train_batch_size",
             "per_device_train_batch_size",
             "per_device_eval_batch_size",
             "save_total_limit",
-            "logits_bytes",
             "eval_sample_tokens",
         ):
-            require(getattr(self, name) >= 1, name, f"{getattr(self, name)!r} must be at least 1")
-        require(self.max_length >= 2, "max_length", f"{self.max_length!r} must be at least 2")
+            count(name, getattr(self, name), at_least=1)
+        count("logits_bytes", self.logits_bytes, at_least=1, at_most=2**63 - 1)
+        count("max_length", self.max_length, at_least=2)
         one_of("lr_scheduler_type", self.lr_scheduler_type, get_args(Scheduler))
         one_of("overflow", self.overflow, get_args(Overflow))
         one_of("train_on", self.train_on, get_args(TrainOn))
         if self.validation_split is not None:
             share = f"{self.validation_split!r} is not in (0, 0.5]"
             require(0 < self.validation_split <= 0.5, "validation_split", share)
-        require(self.eval_samples >= 0, "eval_samples", f"{self.eval_samples!r} must be at least 0")
+        count("eval_samples", self.eval_samples, at_least=0)
         known = f"{short(self.optim)} is not one of {', '.join(ELEMENTWISE_OPTIMIZERS)}"
         require(self.optim.lower() in OPTIMIZERS_BY_NAME, "optim", known)
         object.__setattr__(self, "optim", OPTIMIZERS_BY_NAME[self.optim.lower()])
-        require(self.warmup_steps >= 0, "warmup_steps", f"{self.warmup_steps!r} must be at least 0")
+        count("warmup_steps", self.warmup_steps, at_least=0)
         require(0 <= self.seed < 2**31, "seed", f"{self.seed!r} is not in [0, 2147483647]")
         if self.learning_rate is not None:
             finite("learning_rate", self.learning_rate, at_least=0)

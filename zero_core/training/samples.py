@@ -14,6 +14,9 @@ from zero_core.data.tokenize import TokenizedExample
 from zero_core.engine import ZeroEngine
 from zero_core.models.generate import ends
 
+LONGEST_TEXT = 4_000
+"""Characters of a prompt or an answer that are told."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -25,6 +28,7 @@ class Prompt:
 @dataclass(frozen=True)
 class Said:
     prompt: str
+    """Its end, where the question stands."""
     answer: str
     reference: str
 
@@ -86,6 +90,10 @@ def answer(
         return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
     return [
-        Said(text(prompt.ids), text(tokens[row, length:]), text(prompt.reference))
+        Said(
+            prompt=text(prompt.ids)[-LONGEST_TEXT:],
+            answer=text(tokens[row, length:])[:LONGEST_TEXT],
+            reference=text(prompt.reference)[:LONGEST_TEXT],
+        )
         for row, prompt in enumerate(asked)
     ]
