@@ -10,6 +10,7 @@ what accumulates and is reduced is the gradient of the loss's sum; ``step`` divi
 tokens of the whole global batch. Ranks and micro-batches therefore never enter the result.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +24,10 @@ from zero_core.comm.failure import FailureBoard
 from zero_core.config.optimizer import AdamWConfig, OptimizerConfig
 from zero_core.config.zero import ZeroConfig
 from zero_core.memory.ledger import Footprint, Usage, footprint, reset_peak, resident
+from zero_core.planner import Storage
 from zero_core.sharding.assembly import Assembly, assemble
 from zero_core.sharding.buffers import average_statistics, normalizations
+from zero_core.sharding.encoding import storage_of
 from zero_core.sharding.flat_parameter import FlatParameter, Weights
 from zero_core.sharding.loss_scaler import LossScaler
 from zero_core.sharding.norm import square_sum
@@ -114,6 +117,16 @@ class ZeroEngine:
     def trainable_elements(self) -> int:
         """Ψ, each unit's padding included."""
         return sum(flat.layout.size for flat in self._trainable_flats())
+
+    @property
+    def frozen_elements(self) -> dict[Storage, int]:
+        """Elements that are not trained, padding included, by how they are kept."""
+        elements: Counter[Storage] = Counter()
+        for unit in self.units:
+            for flat in unit.flats:
+                if not flat.trainable:
+                    elements[storage_of(flat.encoding, self.config.precision)] += flat.layout.size
+        return dict(elements)
 
     @property
     def learning_rate(self) -> float:

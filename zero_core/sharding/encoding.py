@@ -16,7 +16,8 @@ from torch import Tensor
 
 from zero_core.comm.nf4 import NormalFloat4
 from zero_core.comm.quantization import BlockQuantizer
-from zero_core.config.zero import FrozenQuantization
+from zero_core.config.zero import FrozenQuantization, Precision
+from zero_core.planner import Storage
 
 BLOCK = 64
 """Elements that share a scale, in both quantizations (Dettmers et al. 2023)."""
@@ -65,6 +66,18 @@ QUANTIZERS: dict[FrozenQuantization, Encoding] = {
     "nf4": NormalFloat4(BLOCK),
     "int8": BlockQuantizer(bits=8, block_size=BLOCK),
 }
+
+
+_STORED: dict[torch.dtype, Storage] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def storage_of(encoding: Encoding | None, precision: Precision) -> Storage:
+    """What the planner calls it; ``precision`` is that of compute."""
+    if encoding is None:
+        return precision
+    if isinstance(encoding, KeptAs):
+        return _STORED[encoding.dtype]
+    return next(name for name, quantizer in QUANTIZERS.items() if quantizer == encoding)
 
 
 def kept_as_stored(stored: torch.dtype, compute: torch.dtype) -> KeptAs | None:

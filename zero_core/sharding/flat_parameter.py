@@ -75,7 +75,7 @@ class FlatParameter:
     ) -> None:
         self.parameters = [parameter for _, parameter in named_parameters]
         self.policy = policy
-        self._encoding = encoding
+        self.encoding = encoding
         self._communicator = communicator
         self._arena = arena
         self._ledger = ledger
@@ -198,7 +198,7 @@ class FlatParameter:
         Raises ValueError where they are encoded.
         """
         assert not self.trainable
-        if self._encoding is not None:
+        if self.encoding is not None:
             slots = zip(self.layout.slots, self.parameters, strict=True)
             name = next(slot.name for slot, parameter in slots if parameter.requires_grad)
             raise ValueError(
@@ -244,8 +244,8 @@ class FlatParameter:
         if self.present:
             return None
         self.present = True
-        if self._encoding is not None:
-            return self._gather_encoded(self._encoding)
+        if self.encoding is not None:
+            return self._gather_encoded(self.encoding)
         self._make_present()
         return self._start_gather(self.full)
 
@@ -320,7 +320,7 @@ class FlatParameter:
     def _gather_all(self, target: Tensor) -> Handle:
         """From the shards of the whole shard group."""
         groups, shard = self._communicator.gathering, self.shard
-        quantizer = self.policy.quantizer if self._encoding is None else None
+        quantizer = self.policy.quantizer if self.encoding is None else None
         if quantizer is None:
             # No optimizer touches it before all ranks have agreed on the step's gradient.
             return self._communicator.gather_shards(groups, target, shard, stable=True, places=self._places)

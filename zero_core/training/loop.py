@@ -171,7 +171,11 @@ class TrainingLoop:
             examples=len(self._inputs.training),
             parameters=parameters,
             model_state_bytes=model_state_bytes(
-                parameters, self._world_size, self._train.zero_stage, self._precision
+                parameters,
+                self._world_size,
+                self._train.zero_stage,
+                self._precision,
+                self._engine.frozen_elements,
             ),
             device=self._device.type,
         )

@@ -132,6 +132,10 @@ def test_a_merged_model_on_a_quantized_base_is_what_the_engine_evaluated(
     lora = LORA | {"quantization": quantization, "merge": True}
     directory = write_run(inputs, tmp_path / "a1", zero_stage=3, lora=lora)
     assert pools[2].run(run_loop, directory)[0].status == "succeeded"
+    (start,) = events(directory, "start")
+    held = json.loads((directory / "rank-0.jsonl").read_text().splitlines()[-1])["memory"]
+    expected = start["model_state_bytes"]["parameters"]
+    assert held["parameters"]["current"]["device"] == pytest.approx(expected, rel=1e-3)
     model = AutoModelForCausalLM.from_pretrained(directory / "export")
     evaluated = events(directory, "evaluation")[-1]["valid_loss"]
     assert validation_loss(model, inputs, inputs / "valid.jsonl") == pytest.approx(evaluated, rel=1e-4)
