@@ -128,10 +128,13 @@ class PeerMemory:
 
     def _check(self, rank: int) -> None:
         """Raise PeerGone if ``rank`` has closed or ended."""
-        if self._words.of(rank)[0] == _CLOSED:
-            raise PeerGone(f"rank {rank} has given up")
+        words = self._words.of(rank)
         # Another process may have its number by now.
-        if self._first_word(rank) != self._ranks[rank].first_word:
+        another = words[0] != _CLOSED and self._first_word(rank) != self._ranks[rank].first_word
+        # Asked last: it may have closed since the first look, and its word is another then, too.
+        if words[0] == _CLOSED:
+            raise PeerGone(f"rank {rank} has given up")
+        if another:
             raise PeerGone(f"rank {rank} has ended")
 
     def _first_word(self, rank: int) -> int:
