@@ -39,6 +39,7 @@ test: lint
 bench: $(VENV)/.bench-installed
 	$(BIN)/python -m bench.zero
 	$(BIN)/python -m bench.zero --overhead --models base many-small --precision fp32
+	$(BIN)/python -m bench.finetune
 
 $(VENV)/.bench-installed: $(VENV)/.installed
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-PACKAGES = ("torch", "transformers", "deepspeed")
+PACKAGES = ("torch", "transformers", "deepspeed", "trl")
 
 
 @dataclass(frozen=True)

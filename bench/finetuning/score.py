@@ -6,6 +6,7 @@ RESULT is a model or a peft adapter of BASE. Prints the mean negative log-likeli
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -14,8 +15,9 @@ from transformers import AutoModelForCausalLM
 
 def main(base: Path, result: Path, examples: Path) -> None:
     if (result / "adapter_config.json").is_file():
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        model = PeftModel.from_pretrained(model, result)
+        model: Any = PeftModel.from_pretrained(
+            AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), result
+        )
     else:
         model = AutoModelForCausalLM.from_pretrained(result, dtype=torch.float32)
     model.eval()
