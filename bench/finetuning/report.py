@@ -27,8 +27,8 @@ and optimizer, in fp32, on two ranks with a thread each. TRL is given the token 
 data are surely the same. Runs take turns. A step is timed from end to end; a run's first {WARM_UP} do not
 count. "Tokens a second" are tokens of examples, padding not counted. "Peak" is the resident memory of the
 rank that took most, "growth" what it is above the imports. "Loss" is the validation loss of the result,
-computed in plain transformers. All are medians over the runs. Activation checkpointing is TRL's default, and off in
-ours; rows say which.
+computed in plain transformers. All are medians over the runs. Activation checkpointing is TRL's default,
+and off in ours; rows say which.
 """
 
 
