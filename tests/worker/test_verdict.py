@@ -16,6 +16,7 @@ FAILED = {"status": "failed"}
         ({"status": "cancelled"}, {"stopping": True}, ("cancelled", "cancelled_by_user")),
         ({"status": "succeeded"}, {"exit_code": 1}, ("succeeded", None)),
         (FAILED | {"reason": "nan_loss"}, {}, ("failed", "nan_loss")),
+        (FAILED | {"reason": "invalid_parameter"}, {}, ("failed", "invalid_parameter")),
         (FAILED | {"reason": "oom"}, {"hung": True}, ("failed", "oom")),
         (FAILED | {"reason": "a newer engine's"}, {}, ("failed", "crashed")),
         (FAILED | {"reason": "crashed"}, {"oom_killed": True}, ("failed", "oom")),

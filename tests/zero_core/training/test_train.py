@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 
+from zero_core.config.checks import InvalidSetting
 from zero_core.errors import PeerFailed, PeerGone, PeerSilent
 from zero_core.training.train import first_cause
 
@@ -32,6 +33,7 @@ def test_another_ranks_end_is_its_own_to_tell(error: Exception) -> None:
         (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"), "oom"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "disk_full"),
+        (InvalidSetting("lora.target_modules: 'q' matches nothing"), "invalid_parameter"),
         (RuntimeError("a kernel failed"), "crashed"),
     ],
 )
