@@ -85,7 +85,8 @@ def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: f
         codes = [rank.poll() for rank in ranks]
         for rank, code in enumerate(codes):
             if code:
-                raise RunFailed(f"rank {rank}: {_last_word(folder / f'rank-{rank}.log', code)}")
+                log = (folder / f"rank-{rank}.log").read_text("utf-8", "replace")
+                raise RunFailed(f"rank {rank}: {last_word(log, code)}")
         if all(code == 0 for code in codes):
             return
         if time.monotonic() > deadline:
@@ -93,9 +94,9 @@ def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: f
         time.sleep(_POLL_SECONDS)
 
 
-def _last_word(log: Path, code: int) -> str:
-    """What ended a rank, without directories of this machine: its exception, or what a signal left."""
-    text = log.read_text("utf-8", "replace")
+def last_word(text: str, code: int) -> str:
+    """What ended a process that printed ``text``, without directories of this machine: its exception, or what
+    a signal left."""
     errors = _RAISED.findall(text)
     if errors:
         return _without_directories(errors[-1])

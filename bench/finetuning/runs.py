@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from bench.finetuning.material import Material, train_config, write_for_trl
 from bench.finetuning.task import RANKS, WARM_UP, Case, Engine, Measured, Task
-from bench.launch import ROOT, RunFailed
+from bench.launch import ROOT, RunFailed, last_word
 
 TIMEOUT_SECONDS = 3600
 
@@ -117,8 +117,13 @@ def _python(arguments: list[str], threads: int) -> str:
         check=False,
     )
     if done.returncode:
-        raise RunFailed(done.stderr[-3000:].strip())
+        raise RunFailed(last_word(_of_first_rank(done.stderr), done.returncode))
     return done.stdout
+
+
+def _of_first_rank(text: str) -> str:
+    """Without what torchrun adds: its own exception is not the cause."""
+    return text.split("torch.distributed.elastic", 1)[0] or text
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
