@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from pydantic import TypeAdapter
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
@@ -42,6 +43,9 @@ def main(path: Path) -> None:
     task = TypeAdapter(Task).validate_json(path.read_bytes())
     trainer, clock = build(task)
     trainer.train()
+    if task.engine == "trl-fsdp2" and not any(isinstance(p, DTensor) for p in trainer.model.parameters()):
+        # Accelerate shards on accelerators alone, and trains with DDP elsewhere without a word.
+        raise RuntimeError("accelerate sharded nothing: FSDP2 was not used")
     peak = memory.peak(torch.device("cpu"))
     trainer.save_model(str(task.output / "result"))
     rank = trainer.args.process_index
@@ -76,7 +80,8 @@ def build(task: Task) -> tuple[SFTTrainer, Clock]:
         max_grad_norm=1.0,
         weight_decay=0.0,
         train_sampling_strategy="sequential",
-        max_length=case.max_length,
+        # Examples are cut already; packed without padding, TRL refuses a limit.
+        max_length=None,
         padding_free=task.engine == "trl-ddp-padding-free",
         activation_checkpointing=task.checkpointing,
         bf16=False,

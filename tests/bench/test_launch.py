@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.launch import RunFailed, _last_word, run_ranks
+from bench.launch import RunFailed, last_word, run_ranks
 from bench.task import Case, Task
 
 TINY = Case("tiny", "fp32", ranks=2, steps=4, sequence_length=16, rows=1)
@@ -34,5 +34,6 @@ def test_a_rank_that_aborts_says_where(tmp_path: Path) -> None:
             [sys.executable, "-X", "faulthandler", "-c", "import os; os.abort()"], stderr=output
         )
     assert (
-        _last_word(log, code) == 'signal 6: Fatal Python error: Aborted: File "<string>", line 1 in <module>'
+        last_word(log.read_text(), code)
+        == 'signal 6: Fatal Python error: Aborted: File "<string>", line 1 in <module>'
     )
