@@ -43,7 +43,7 @@ def main(path: Path) -> None:
     task = TypeAdapter(Task).validate_json(path.read_bytes())
     trainer, clock = build(task)
     trainer.train()
-    if task.engine == "trl-fsdp2" and not any(isinstance(p, DTensor) for p in trainer.model.parameters()):
+    if task.engine == "trl-fsdp2" and not is_sharded(trainer):
         # Accelerate shards on accelerators alone, and trains with DDP elsewhere without a word.
         raise RuntimeError("accelerate sharded nothing: FSDP2 was not used")
     peak = memory.peak(torch.device("cpu"))
@@ -59,6 +59,13 @@ def main(path: Path) -> None:
     (task.output / f"rank-{rank}.json").write_text(json.dumps(seen))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def is_sharded(trainer: SFTTrainer) -> bool:
+    model = trainer.model
+    return isinstance(model, torch.nn.Module) and any(
+        isinstance(parameter, DTensor) for parameter in model.parameters()
+    )
 
 
 def build(task: Task) -> tuple[SFTTrainer, Clock]:
