@@ -66,6 +66,8 @@ def measure(options: argparse.Namespace, data: Path, scratch: Path) -> list[Row]
         failures: dict[tuple[Engine, bool], str] = {}
         for repetition in range(1, options.repetitions + 1):
             for engine, checkpointing in entrants:
+                if (engine, checkpointing) in failures:
+                    continue
                 print(
                     f"{name}, {repetition}/{options.repetitions}: {engine} {checkpointing}", file=sys.stderr
                 )

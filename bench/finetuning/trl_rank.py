@@ -23,11 +23,15 @@ from bench.finetuning.task import Task
 class Clock(TrainerCallback):
     """When each step ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, must_shard: bool) -> None:
+        self.must_shard = must_shard
         self.ends = [0.0]
         self.losses: list[float] = []
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, *_: Any, **said: Any) -> None:
+        if self.must_shard and not is_sharded(said["model"]):
+            # Accelerate shards on accelerators alone, and trains with DDP elsewhere without a word.
+            raise RuntimeError("accelerate sharded nothing: FSDP2 was not used")
         self.ends = [time.monotonic()]
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -43,9 +47,6 @@ def main(path: Path) -> None:
     task = TypeAdapter(Task).validate_json(path.read_bytes())
     trainer, clock = build(task)
     trainer.train()
-    if task.engine == "trl-fsdp2" and not is_sharded(trainer):
-        # Accelerate shards on accelerators alone, and trains with DDP elsewhere without a word.
-        raise RuntimeError("accelerate sharded nothing: FSDP2 was not used")
     peak = memory.peak(torch.device("cpu"))
     trainer.save_model(str(task.output / "result"))
     rank = trainer.args.process_index
@@ -61,11 +62,8 @@ def main(path: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-def is_sharded(trainer: SFTTrainer) -> bool:
-    model = trainer.model
-    return isinstance(model, torch.nn.Module) and any(
-        isinstance(parameter, DTensor) for parameter in model.parameters()
-    )
+def is_sharded(model: torch.nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def build(task: Task) -> tuple[SFTTrainer, Clock]:
@@ -100,7 +98,7 @@ def build(task: Task) -> tuple[SFTTrainer, Clock]:
         dataloader_pin_memory=False,
         **sharded,
     )
-    clock = Clock()
+    clock = Clock(must_shard=task.engine == "trl-fsdp2")
     trainer = SFTTrainer(
         model=AutoModelForCausalLM.from_pretrained(task.model, dtype=torch.float32),
         args=config,
