@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +21,8 @@ from jobs.settings import Settings
 from tests.tiny_model import write_tiny_model
 
 DEADLINE_SECONDS = 120.0
+
+ENDED = ("succeeded", "failed", "cancelled")
 
 POLL_SECONDS = 0.2
 """Often enough to act in the middle of a job, and seldom enough to leave it the processor."""
@@ -61,6 +64,17 @@ class Service:
         if self._sdk is None:
             self._sdk = OpenAI(base_url=f"{self.url}/v1", api_key=self.api_key, timeout=30)
         return self._sdk
+
+    def ended(self, job_id: str) -> Any:
+        """The job, when it is over."""
+        jobs = self.openai().fine_tuning.jobs
+        eventually(lambda: jobs.retrieve(job_id).status in ENDED, "the job ends")
+        return jobs.retrieve(job_id)
+
+    def log_of(self, job_id: str) -> str:
+        """The newest attempt's log, for a failure's message."""
+        logs = sorted(self.settings.job_dir(job_id).glob("a*/log.txt"))
+        return logs[-1].read_text()[-3000:] if logs else "no log"
 
     def stop(self) -> None:
         if self._sdk is not None:

@@ -44,13 +44,6 @@ def submit(service: Service, tmp_path: Path, **extra: Any) -> str:
     return job.id
 
 
-def wait_until_ended(service: Service, job_id: str) -> Any:
-    client = service.openai()
-    ended = ("succeeded", "failed", "cancelled")
-    eventually(lambda: client.fine_tuning.jobs.retrieve(job_id).status in ended, "the job ends")
-    return client.fine_tuning.jobs.retrieve(job_id)
-
-
 def telemetry(service: Service, job_id: str) -> dict[str, Any]:
     answer = httpx.get(
         f"{service.url}/v1/fine_tuning/jobs/{job_id}/telemetry",
@@ -85,8 +78,8 @@ def test_the_sdk_runs_a_job_from_upload_to_results(
 ) -> None:
     client = service.openai()
     job_id = submit(service, tmp_path, metadata={"purpose": "test"})
-    job = wait_until_ended(service, job_id)
-    assert job.status == "succeeded", (job.error, httpx_log(service, job_id))
+    job = service.ended(job_id)
+    assert job.status == "succeeded", (job.error, service.log_of(job_id))
     assert job.fine_tuned_model == f"ft:tiny:acme:e2e:{job_id.removeprefix('ftjob-')[:8]}"
     assert job.trained_tokens > 0
     assert job.finished_at >= job.created_at
@@ -139,12 +132,6 @@ def check_memory(database: sessionmaker[Session], job_id: str) -> None:
             assert row.resident_peak >= row.resident > state
 
 
-def httpx_log(service: Service, job_id: str) -> str:
-    """The newest attempt's log, for a failure's message."""
-    logs = sorted(service.settings.job_dir(job_id).glob("a*/log.txt"))
-    return logs[-1].read_text()[-3000:] if logs else "no log"
-
-
 def newest_attempt(database: sessionmaker[Session], job_id: str) -> Attempt:
     with database.begin() as session:
         return session.scalars(
@@ -180,14 +167,14 @@ def test_a_job_outlives_what_is_killed_and_its_curve_is_the_same_step_for_step(
 ) -> None:
     if not undisturbed:
         whole = submit(service, tmp_path)
-        assert wait_until_ended(service, whole).status == "succeeded"
+        assert service.ended(whole).status == "succeeded"
         undisturbed["curve"] = curve(service, whole)
     job_id = submit(service, tmp_path)
     eventually(lambda: steps_done(service, job_id) >= 6, "the job is in its middle")
     kill(service, database, job_id)
     assert steps_done(service, job_id) < STEPS
-    job = wait_until_ended(service, job_id)
-    assert job.status == "succeeded", (job.error, httpx_log(service, job_id))
+    job = service.ended(job_id)
+    assert job.status == "succeeded", (job.error, service.log_of(job_id))
     with database.begin() as session:
         assert len(session.scalars(select(Attempt).where(Attempt.job_id == job_id)).all()) == attempts
     assert curve(service, job_id) == undisturbed["curve"]
@@ -200,7 +187,7 @@ def test_a_cancel_ends_a_running_job_and_leaves_no_process(
     job_id = submit(service, tmp_path)
     eventually(lambda: steps_done(service, job_id) >= 2, "the job runs")
     client.fine_tuning.jobs.cancel(job_id)
-    job = wait_until_ended(service, job_id)
+    job = service.ended(job_id)
     assert job.status == "cancelled"
     assert ranks(attempt_tag(job_id, 1)) == []
     assert steps_done(service, job_id) < STEPS

@@ -1,6 +1,5 @@
 """peft 2500 and 2916: adapters on a sharded model see whole shapes, and train as in plain PyTorch."""
 
-import warnings
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from tests.zero_core.engine_runs import micro_batches
 from tests.zero_core.hard_models import module_of
+from tests.zero_core.lora_runs import quiet_peft
 from tests.zero_core.ranks import RankPool
 from tests.zero_core.reference import build_model, global_batch, mean_loss
 from tests.zero_core.token_loss import token_loss
@@ -28,9 +28,7 @@ def build() -> PeftModel:
     targets = ["q_proj", "down_proj"]
     # Both matrices of an adapter random: with one of them zero, the other would hardly train.
     config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False)
-    with warnings.catch_warnings():
-        # peft 0.21 still reads a name that transformers 5.24 has replaced.
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+    with quiet_peft():
         return get_peft_model(model, config)
 
 
