@@ -57,7 +57,7 @@ def run(service: Service, training: Path, validation: Path, settings: dict[str, 
 
 
 def last_evaluation(service: Service, job_id: str) -> dict[str, float]:
-    events = service.openai().fine_tuning.jobs.list_events(job_id)
+    events: Any = service.openai().fine_tuning.jobs.list_events(job_id)
     data: dict[str, float] = next(e.data for e in events if e.type == "metrics" and "valid_loss" in e.data)
     assert data["step"] == TRAINING["max_steps"]
     return data

@@ -176,7 +176,7 @@ def resolved(request: JobRequest) -> dict[str, Any]:
         ({"training": {"lora": []}}, "training.lora", "it must be an object or null"),
         ({"training": {"max_steps": 10**300}}, "training.max_steps", "it is too large"),
         ({"training": {"optim": "x" * 5000}}, "training.optim", "xxx... is not one of"),
-        ({"training": {"zero_stage": 4}}, "training.zero_stage", "4 is not one of 0, 1, 2, 3"),
+        ({"training": {"zero_stage": 4}}, "training.zero_stage", "4 is not one of 'auto', 0, 1, 2, 3"),
         ({"training": {"learning_rate": "fast"}}, "training.learning_rate", "it must be a number"),
         ({"training": {"train_batch_size": 2.5}}, "training.train_batch_size", "it must be a whole number"),
         ({"training": {"learning_rate": float("nan")}}, "training.learning_rate", "not a finite number"),

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from zero_core.config.checks import count, finite, one_of, require, short
 from zero_core.config.dpo import DpoConfig
 from zero_core.config.lora import LoraConfig
+from zero_core.config.offload import OffloadConfig
 from zero_core.config.optimizer import ELEMENTWISE_OPTIMIZERS, OptimizerConfig
 from zero_core.config.zero import STAGES, Precision, ZeroConfig
 
@@ -152,8 +153,12 @@ class TrainConfig:
     gradient_checkpointing: bool = False
     """Recompute each block's activations in backward: less memory, about a third more compute."""
 
-    zero_stage: int = 3
-    """The engine's ``stage``."""
+    zero_stage: int | Literal["auto"] = 3
+    """The engine's ``stage``; ``auto`` takes the plan with the least communication that fits, which may also
+    recompute activations and offload where nothing else does."""
+
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
+    """Where the model's states and activations lie when they are not in use."""
 
     precision: Precision | Literal["auto"] = "auto"
     """The engine's ``precision``; ``auto`` is bf16 on a device that computes in it, else fp32. A run that
@@ -198,7 +203,12 @@ class TrainConfig:
         finite("adam_epsilon", self.adam_epsilon, above=0)
         if self.max_grad_norm is not None:
             finite("max_grad_norm", self.max_grad_norm, above=0)
-        one_of("zero_stage", self.zero_stage, STAGES)
+        one_of("zero_stage", self.zero_stage, ("auto", *STAGES))
+        require(
+            self.zero_stage in ("auto", 3) or self.offload.parameters == "device",
+            "offload.parameters",
+            "parameters come and go at zero_stage 3 alone",
+        )
         one_of("precision", self.precision, ("auto", *get_args(Precision)))
         if self.communication_dtype is not None:
             one_of("communication_dtype", self.communication_dtype, get_args(Precision))
@@ -216,6 +226,7 @@ class TrainConfig:
 
     def zero_config(self, world_size: int, precision: Precision) -> ZeroConfig:
         """``precision`` is what ``auto`` comes to on the device at hand, else the configured one."""
+        assert self.zero_stage != "auto", "a plan was to be chosen before"
         return ZeroConfig(
             stage=self.zero_stage,
             precision=precision,
@@ -223,6 +234,7 @@ class TrainConfig:
             gradient_clipping=self.max_grad_norm,
             communication_dtype=self.communication_dtype,
             frozen_quantization=self.lora.quantization if self.lora else None,
+            offload=self.offload,
         )
 
     def optimizer_config(self) -> OptimizerConfig:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from zero_core.config.checks import finite, one_of, require
+from zero_core.config.offload import OffloadConfig
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Strategy = Literal["full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"]
@@ -108,6 +109,12 @@ class ZeroConfig:
     """How the frozen weights of linear layers inside the blocks are kept and gathered; each unit's are
     dequantized into a buffer for as long as it is used. ``None``: in their stored dtype."""
 
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
+    """Tiers of the model's states and of activations."""
+
+    scratch_directory: str | None = None
+    """Where files of the disk tier go; ``None``: the system's temporary directory."""
+
     unit_classes: tuple[str, ...] = ()
     """Class names of modules that become units; empty takes the model's own blocks."""
 
@@ -142,4 +149,9 @@ class ZeroConfig:
         quantized = self.quantized_weights or self.quantized_gradients is not None
         one_step = "leave it out: quantized collectives go in one step"
         require(self.node_size is None or not quantized, "node_size", one_step)
+        require(
+            self.stage == 3 or self.offload.parameters == "device",
+            "offload.parameters",
+            "parameters come and go at stage 3 alone",
+        )
         finite("timeout_seconds", self.timeout_seconds, above=0)

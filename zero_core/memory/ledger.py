@@ -16,8 +16,9 @@ from typing import Literal
 import psutil
 import torch
 
+from zero_core.config.offload import Tier
+
 Category = Literal["parameters", "gradients", "optimizer", "communication", "activations", "other"]
-Tier = Literal["device", "host", "disk"]
 Usage = dict[str, dict[str, dict[str, int]]]
 """``{category: {"current" | "peak": {tier: bytes}}}``"""
 

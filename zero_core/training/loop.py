@@ -173,7 +173,7 @@ class TrainingLoop:
             model_state_bytes=model_state_bytes(
                 parameters,
                 self._world_size,
-                self._train.zero_stage,
+                self._engine.config.stage,
                 self._precision,
                 self._engine.frozen_elements,
             ),
