@@ -18,7 +18,7 @@ from shardyard.cli.job_view import print_warnings
 from shardyard.cli.output import INTERRUPTED, console, print_line, size
 from shardyard.client import Json, Shardyard, Update
 
-CATEGORIES = ("parameters", "gradients", "optimizer", "communication", "activations", "other")
+CATEGORIES = ("parameters", "gradients", "optimizer", "communication", "idle", "activations", "other")
 """Of a rank's memory, as the engine counts it."""
 
 LIVE = ("parameters", "gradients", "optimizer", "activations")

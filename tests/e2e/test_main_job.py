@@ -121,7 +121,7 @@ def check_memory(database: sessionmaker[Session], job_id: str) -> None:
         for row in rows:
             held = {name: usage["current"]["device"] for name, usage in row.memory.items()}
             assert held.keys() == {
-                "parameters", "gradients", "optimizer", "communication", "activations", "other"
+                "parameters", "gradients", "optimizer", "communication", "idle", "activations", "other"
             }  # fmt: skip
             # Between steps a gradient is nobody's: 4 of the 16 bytes are in the peak alone.
             assert row.memory["gradients"]["peak"]["device"] > 0.99 * parameters * 4 / 2

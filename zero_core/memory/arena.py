@@ -170,11 +170,11 @@ class Arena:
         return donor.address + given * CHUNK
 
     def _charge_idle(self, nbytes: int) -> None:
-        """What the process holds beyond the buffers in use, rounding included, is ``communication``."""
+        """What the process holds beyond the buffers in use, rounding included."""
         if nbytes >= 0:
-            self._ledger.take("communication", nbytes)
+            self._ledger.take("idle", nbytes)
         else:
-            self._ledger.give("communication", -nbytes)
+            self._ledger.give("idle", -nbytes)
 
 
 def _find_mremap() -> Callable[[int, int], None] | None:

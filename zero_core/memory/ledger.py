@@ -3,6 +3,7 @@
 ``Ledger`` is told of every buffer that the engine takes and gives back. What the process holds beyond
 that comes from the allocator on CUDA and from the resident size on CPU:
 
+- ``idle``: kept for the next buffer that is taken, and chunks' rounding;
 - ``activations``: the step's peak less everything else, so they include the libraries' work space;
 - ``other``: what was there before the engine, the interpreter and its libraries above all.
 """
@@ -18,11 +19,11 @@ import torch
 
 from zero_core.config.offload import Tier
 
-Category = Literal["parameters", "gradients", "optimizer", "communication", "activations", "other"]
+Category = Literal["parameters", "gradients", "optimizer", "communication", "idle", "activations", "other"]
 Usage = dict[str, dict[str, dict[str, int]]]
 """``{category: {"current" | "peak": {tier: bytes}}}``"""
 
-OWNED: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "communication")
+OWNED: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "communication", "idle")
 
 
 class Ledger:

@@ -45,7 +45,7 @@ class Region:
             self._taken += 1
         tensor = self._space[begin : self._end]
         self._borrowed += 1
-        self._ledger.give("communication", tensor.nbytes)
+        self._ledger.give("idle", tensor.nbytes)
         self._ledger.take(self._category, tensor.nbytes)
         return tensor
 
@@ -56,7 +56,7 @@ class Region:
             return
         self._borrowed -= 1
         self._ledger.give(self._category, tensor.nbytes)
-        self._ledger.take("communication", tensor.nbytes)
+        self._ledger.take("idle", tensor.nbytes)
         if not self._borrowed:
             for chunk in self._chunks[: self._taken]:
                 self._arena.give(chunk)
@@ -65,12 +65,12 @@ class Region:
     def _reserve(self) -> Tensor:
         """Address space for all, each chunk of it a buffer of the arena.
 
-        Until a tensor is borrowed in it a chunk counts as ``communication``, as what lies idle does.
+        Until a tensor is borrowed in it a chunk counts as ``idle``.
         """
         space = self._arena.reserve(self._planned, self._dtype, self._category)
         assert space.address is not None
         parts = space.tensor.split(CHUNK // self._dtype.itemsize)
         self._chunks = [
-            Buffer(part, "communication", space.address + number * CHUNK) for number, part in enumerate(parts)
+            Buffer(part, "idle", space.address + number * CHUNK) for number, part in enumerate(parts)
         ]
         return space.tensor

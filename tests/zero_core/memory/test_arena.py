@@ -57,13 +57,13 @@ def test_every_byte_is_in_one_category(arena: Arena, ledger: Ledger) -> None:
     assert ledger.owned() == 5 * CHUNK
     arena.give_back(first)
     assert ledger.current("gradients") == 0
-    assert ledger.current("communication") == 5 * CHUNK
+    assert ledger.current("idle") == 5 * CHUNK
     second = arena.borrow(LARGE, torch.bfloat16, "parameters")
     assert ledger.current("parameters") == second.nbytes
     assert ledger.owned() == 5 * CHUNK
     third = arena.borrow(3 * LARGE // 4, torch.float32, "gradients")
     assert ledger.owned() == 5 * CHUNK
-    assert ledger.current("communication") == 5 * CHUNK - second.nbytes - third.nbytes
+    assert ledger.current("idle") == 5 * CHUNK - second.nbytes - third.nbytes
 
 
 def test_a_borrowed_size_is_the_same_buffer_again(arena: Arena) -> None:

@@ -43,7 +43,7 @@ def test_chunks_are_rounded_up_to_once(arena: Arena, ledger: Ledger) -> None:
     for tensor in tensors:
         region.give_back(tensor)
     assert ledger.current("gradients") == 0
-    assert ledger.current("communication") == 5 * CHUNK
+    assert ledger.current("idle") == 5 * CHUNK
 
 
 @needs_mremap

@@ -148,7 +148,7 @@ def test_telemetry_has_every_rank_and_step(pools: dict[int, RankPool], inputs: P
         for line in lines:
             held = {name: usage["current"]["device"] for name, usage in line["memory"].items()}
             assert held.keys() == {
-                "parameters", "gradients", "optimizer", "communication", "activations", "other"
+                "parameters", "gradients", "optimizer", "communication", "idle", "activations", "other"
             }  # fmt: skip
             expected = start["model_state_bytes"]
             for category in ("parameters", "optimizer"):
