@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+from shardyard.cli.job_view import require_success
 from shardyard.cli.output import console, print_line
 from shardyard.cli.progress import watch_job
 from shardyard.client import TERMINAL, Json, Shardyard
@@ -10,7 +11,7 @@ from shardyard.demo.docstrings import Example, make_examples, write_examples
 from shardyard.demo.model import NAME, ask, convert
 from shardyard.demo.report import Outcome, Question, report, show_the_way
 from shardyard.demo.service import service
-from shardyard.errors import DemoFailed, JobFailed, Refused
+from shardyard.errors import DemoFailed, Refused
 
 # The size of the demo: about four minutes of training on 2 cores.
 TRAIN_EXAMPLES = 224
@@ -118,14 +119,6 @@ def answered(events: list[Json], validation: list[Example]) -> list[Question]:
         if answers:
             questions.append(Question(example.question, example.answer, answers[first], answers[last]))
     return questions
-
-
-def require_success(job: Json) -> None:
-    if job["status"] != "succeeded":
-        reason = (job["error"] or {}).get("message") or job["reason"]
-        raise JobFailed(
-            f"{job['id']} {job['status']}: {reason}. `shardyard jobs logs {job['id']}` has what it printed"
-        )
 
 
 def require_fall(outcome: Outcome) -> None:

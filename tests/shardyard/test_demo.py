@@ -14,7 +14,7 @@ from shardyard.demo import report, run
 from shardyard.demo.docstrings import make_examples
 from shardyard.demo.report import Outcome, Question
 from shardyard.demo.run import require_fall, run_demo
-from shardyard.errors import DemoFailed, JobFailed
+from shardyard.errors import DemoFailed
 from shardyard.stack.stack import Stack
 
 TRAINING = run.TRAINING | {"max_length": 512, "learning_rate": 0.01}
@@ -74,12 +74,6 @@ def test_a_loss_that_did_not_fall_is_a_failure() -> None:
     for after in (2.0, 2.1, float("nan")):
         with pytest.raises(DemoFailed, match=r"did not fall: 2\.0000 before"):
             require_fall(outcome(2.0, after))
-
-
-def test_a_job_that_failed_is_a_failure(client: Shardyard) -> None:
-    job = {"id": "ftjob-1", "status": "failed", "error": {"message": "out of memory"}, "reason": "oom"}
-    with pytest.raises(JobFailed, match="ftjob-1 failed: out of memory"):
-        run.require_success(job)
 
 
 def test_what_models_say_is_shown_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
