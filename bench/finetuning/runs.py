@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from bench.finetuning.material import Material, train_config, write_for_trl
 from bench.finetuning.task import RANKS, WARM_UP, Case, Engine, Measured, Task
 from bench.launch import ROOT, RunFailed, last_word
+from zero_core.config.train import TrainConfig
 
 TIMEOUT_SECONDS = 3600
 
@@ -29,6 +30,27 @@ def run(material: Material, case: Case, engine: Engine, checkpointing: bool, dir
 
 
 def _ours(material: Material, case: Case, checkpointing: bool, directory: Path) -> Measured:
+    attempt = write_run(
+        material, replace(train_config(case), gradient_checkpointing=checkpointing), directory
+    )
+    torchrun("zero_core.train", attempt)
+    events = lines_of(attempt / "events.jsonl")
+    metrics = [event for event in events if event["kind"] == "metrics"]
+    telemetry = [lines_of(attempt / f"rank-{rank}.jsonl") for rank in range(RANKS)]
+    # From report to report, so that reporting counts.
+    times = [event["time"] for event in metrics]
+    return Measured(
+        seconds=[after - before for before, after in pairwise(times)][WARM_UP - 1 :],
+        tokens=[event["tokens"] for event in metrics][WARM_UP:],
+        peak_bytes=max(line["resident_peak"] for lines in telemetry for line in lines),
+        imports_bytes=resident_after_import("zero_core.training.train"),
+        losses=[event["train_loss"] for event in metrics],
+        valid_loss=_valid_loss(material, case, directory),
+    )
+
+
+def write_run(material: Material, train: TrainConfig, directory: Path) -> Path:
+    """The directory of an attempt of this project's, to be run."""
     attempt = directory / "a1"
     attempt.mkdir()
     run = {
@@ -37,7 +59,7 @@ def _ours(material: Material, case: Case, checkpointing: bool, directory: Path) 
         "model_path": str(material.model),
         "training_file": str(material.training_file),
         "validation_file": str(material.validation_file),
-        "train": asdict(train_config(case)) | {"gradient_checkpointing": checkpointing},
+        "train": asdict(train),
         "min_examples": 1,
         "resume": [],
         "export_dir": str(directory / "result"),
@@ -45,20 +67,7 @@ def _ours(material: Material, case: Case, checkpointing: bool, directory: Path) 
         "cache_dir": str(material.cache),
     }
     (attempt / "run.json").write_text(json.dumps(run))
-    _torchrun("zero_core.train", attempt)
-    events = _lines(attempt / "events.jsonl")
-    metrics = [event for event in events if event["kind"] == "metrics"]
-    telemetry = [_lines(attempt / f"rank-{rank}.jsonl") for rank in range(RANKS)]
-    # From report to report, so that reporting counts.
-    times = [event["time"] for event in metrics]
-    return Measured(
-        seconds=[after - before for before, after in pairwise(times)][WARM_UP - 1 :],
-        tokens=[event["tokens"] for event in metrics][WARM_UP:],
-        peak_bytes=max(line["resident_peak"] for lines in telemetry for line in lines),
-        imports_bytes=_resident_after_import("zero_core.training.train"),
-        losses=[event["train_loss"] for event in metrics],
-        valid_loss=_valid_loss(material, case, directory),
-    )
+    return attempt
 
 
 def _trl(material: Material, case: Case, engine: Engine, checkpointing: bool, directory: Path) -> Measured:
@@ -67,7 +76,7 @@ def _trl(material: Material, case: Case, engine: Engine, checkpointing: bool, di
     task = Task(case, engine, checkpointing, material.model, examples, directory)
     path = directory / "task.json"
     path.write_bytes(TypeAdapter(Task).dump_json(task))
-    _torchrun("bench.finetuning.trl_rank", path)
+    torchrun("bench.finetuning.trl_rank", path)
     ranks = [json.loads((directory / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
     ends = ranks[0]["ends"]
     lengths = [len(ids) for ids, _ in material.in_order(case)]
@@ -92,20 +101,21 @@ def _valid_loss(material: Material, case: Case, directory: Path) -> float | None
             line = {"ids": sequence.input_ids.tolist(), "learnt": sequence.target_mask.tolist()}
             file.write(json.dumps(line) + "\n")
     arguments = [str(material.model), str(directory / "result"), str(examples)]
-    return float(_python(["-m", "bench.finetuning.score", *arguments], threads=RANKS))
+    return float(run_python(["-m", "bench.finetuning.score", *arguments], threads=RANKS))
 
 
-def _resident_after_import(module: str) -> int:
+def resident_after_import(module: str) -> int:
+    """Bytes of a process that has done nothing else."""
     program = f"import {module}, psutil; print(psutil.Process().memory_info().rss)"
-    return int(_python(["-c", program], threads=1))
+    return int(run_python(["-c", program], threads=1))
 
 
-def _torchrun(module: str, argument: Path) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    _python([*launcher, "-m", module, str(argument)], threads=1)
+def torchrun(module: str, argument: Path, ranks: int = RANKS) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    run_python([*launcher, "-m", module, str(argument)], threads=1)
 
 
-def _python(arguments: list[str], threads: int) -> str:
+def run_python(arguments: list[str], threads: int) -> str:
     offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -126,5 +136,5 @@ def _of_first_rank(text: str) -> str:
     return text.split("torch.distributed.elastic", 1)[0] or text
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]

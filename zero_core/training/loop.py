@@ -177,6 +177,7 @@ class TrainingLoop:
                 self._precision,
                 self._engine.frozen_elements,
             ),
+            resident_peak=self._engine.resident().peak,
             device=self._device.type,
         )
 
