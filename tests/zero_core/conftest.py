@@ -7,6 +7,9 @@ from tests.zero_core.ranks import RankPool
 from zero_core.memory.arena import Arena
 from zero_core.memory.ledger import Ledger
 
+# As many as a rank of the pools has: in which order a kernel adds up depends on it.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(scope="session")
 def pools() -> Iterator[dict[int, RankPool]]:

@@ -94,14 +94,13 @@ def export(
     path: Path,
     base: Base,
     write_beside: Callable[[Path], None],
-    results: Results | None = None,
+    results: Results,
 ) -> Exported | None:
     """Write the model to ``path``, replacing what is there. Collective; rank 0 alone gets the answer.
 
     ``write_beside`` is called on rank 0 with the directory, to add the config and the tokenizer.
     """
     group = engine.communicator
-    results = results or Parameters()
     aside = path.with_name(f".{path.name}.tmp")
     with all_or_none(group, "export"):
         if group.rank == 0:
@@ -247,6 +246,9 @@ class _Writer:
         if self._failure is not None:
             raise self._failure
         assert not self._waiting, sorted(self._waiting)
+        if self._file is not None:
+            # Here and not by rank 0 for all: the ranks' files go to the disk at the same time.
+            self._file.sync()
 
     def close(self) -> None:
         if self._file is not None:

@@ -92,6 +92,10 @@ class TensorFile:
             offset += written
             values = values[written:]
 
+    def sync(self) -> None:
+        """Flush what was written to the disk."""
+        os.fsync(self._descriptor)
+
     def close(self) -> None:
         os.close(self._descriptor)
 

@@ -11,6 +11,7 @@ from zero_core.data.dataset import Dataset
 from zero_core.models.loading import open_model
 from zero_core.models.weights import WeightFiles
 from zero_core.sharding.flat_parameter import Weights
+from zero_core.training.beating import BeatingWeights
 from zero_core.training.journal import Journal
 from zero_core.training.preparing import Place, Preparation
 from zero_core.training.run import Run, StopRequest
@@ -63,7 +64,9 @@ def load_inputs(run: Run, device: torch.device, journal: Journal, stop: StopRequ
     model.train()
     return Inputs(
         model=model,
-        weights=opened.weights if adapters is None else adapters.weights(opened.weights),
+        weights=BeatingWeights(
+            opened.weights if adapters is None else adapters.weights(opened.weights), journal
+        ),
         base=opened.weights,
         adapters=adapters,
         tokenizer=opened.tokenizer,

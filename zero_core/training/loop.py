@@ -332,7 +332,7 @@ class TrainingLoop:
     def _export(self) -> None:
         self._journal.phase("exporting")
         self._vote.check()
-        exported = write_result(self._engine, self._inputs, self._run)
+        exported = write_result(self._engine, self._inputs, self._run, self._journal)
         self._journal.beat()
         if exported is not None:
             self._journal.event("exported", path=str(exported.path), bytes=exported.bytes)

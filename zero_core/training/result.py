@@ -4,14 +4,16 @@ import json
 from pathlib import Path
 
 from zero_core.checkpoints.adapter_export import export_adapter
-from zero_core.checkpoints.export import Exported, export
+from zero_core.checkpoints.export import Exported, Parameters, export
 from zero_core.engine import ZeroEngine
 from zero_core.models.carry_over import carry_over
+from zero_core.training.beating import BeatingResults
 from zero_core.training.inputs import Inputs
+from zero_core.training.journal import Journal
 from zero_core.training.run import Run
 
 
-def write_result(engine: ZeroEngine, inputs: Inputs, run: Run) -> Exported | None:
+def write_result(engine: ZeroEngine, inputs: Inputs, run: Run, journal: Journal) -> Exported | None:
     """Write ``run.export_dir``, replacing what is there. Collective; rank 0 alone gets the answer."""
     adapters = inputs.adapters
 
@@ -19,7 +21,8 @@ def write_result(engine: ZeroEngine, inputs: Inputs, run: Run) -> Exported | Non
         carry_over(run.model_path, directory, run.train.chat_template)
 
     if adapters is None:
-        return export(engine, run.export_dir, inputs.base, write_beside)
+        results = BeatingResults(Parameters(), journal)
+        return export(engine, run.export_dir, inputs.base, write_beside, results)
 
     def write_beside_adapter(directory: Path) -> None:
         carry_over(run.model_path, directory, run.train.chat_template, tokenizer_alone=True)
@@ -36,8 +39,8 @@ def write_result(engine: ZeroEngine, inputs: Inputs, run: Run) -> Exported | Non
         if adapters.unties:
             _untie(directory / "config.json")
 
-    results = MergedResults(engine, adapters)
-    return export(engine, run.export_dir, MergedBase(inputs.base, adapters), write_beside_merged, results)
+    merged = BeatingResults(MergedResults(engine, adapters), journal)
+    return export(engine, run.export_dir, MergedBase(inputs.base, adapters), write_beside_merged, merged)
 
 
 def _untie(path: Path) -> None:

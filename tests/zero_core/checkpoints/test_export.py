@@ -15,7 +15,7 @@ from tests.zero_core.architectures import write_architecture
 from tests.zero_core.ranks import RankError, RankPool
 from zero_core import AdamWConfig, ZeroConfig, ZeroEngine
 from zero_core.checkpoints import export as export_module
-from zero_core.checkpoints.export import export
+from zero_core.checkpoints.export import Parameters, export
 from zero_core.checkpoints.tensor_file import TensorFile
 from zero_core.config.zero import Precision
 from zero_core.models.loading import open_model
@@ -39,7 +39,7 @@ def train_and_export(
     engine.step()
     with engine.full_parameters() as model, torch.no_grad():
         logits = model.eval()(input_ids=IDS, use_cache=False).logits
-    exported = export(engine, target, opened.weights, note)
+    exported = export(engine, target, opened.weights, note, Parameters())
     assert (exported is not None) == (engine.communicator.rank == 0)
     engine.close()
     return logits, read
