@@ -37,47 +37,40 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="directory of the model and files; kept, so made once")
     parser.add_argument("--output", type=Path, default=DIRECTORY)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        rows = measure(options, options.data or Path(scratch) / "data", Path(scratch))
-    command = " ".join(
-        [
-            "python -m bench.finetune --cases",
-            *options.cases,
-            "--engines",
-            *options.engines,
-            f"--repetitions {options.repetitions} --steps {options.steps}",
-        ]
-    )
-    write(Results(this_machine(), command, rows), options.output)
+    for case in (cases(options.steps)[name] for name in options.cases):
+        command = " ".join(
+            [
+                f"python -m bench.finetune --cases {case.name} --engines",
+                *options.engines,
+                f"--repetitions {options.repetitions} --steps {options.steps}",
+            ]
+        )
+        with tempfile.TemporaryDirectory() as scratch:
+            rows = measure(case, options, options.data or Path(scratch) / "data", Path(scratch))
+        write(Results(case, this_machine(), command, rows), options.output)
 
 
-def measure(options: argparse.Namespace, data: Path, scratch: Path) -> list[Row]:
-    rows = []
-    for name in options.cases:
-        case = cases(options.steps)[name]
-        material = make_material(data, case)
-        # Ours as it comes, and TRL both with its default and without.
-        entrants = [
-            (engine, checkpointing)
-            for engine in options.engines
-            for checkpointing in ((False,) if engine == "shardyard" else (False, True))
-        ]
-        measured: dict[tuple[Engine, bool], list[Measured]] = {entrant: [] for entrant in entrants}
-        failures: dict[tuple[Engine, bool], str] = {}
-        for repetition in range(1, options.repetitions + 1):
-            for engine, checkpointing in entrants:
-                if (engine, checkpointing) in failures:
-                    continue
-                print(
-                    f"{name}, {repetition}/{options.repetitions}: {engine} {checkpointing}", file=sys.stderr
-                )
-                try:
-                    found = run(material, case, engine, checkpointing, scratch / "run")
-                    measured[engine, checkpointing].append(found)
-                except RunFailed as failure:
-                    failures[engine, checkpointing] = str(failure)
-        rows += [Row(case, *entrant, measured[entrant], failures.get(entrant)) for entrant in entrants]
-    return rows
+def measure(case: Case, options: argparse.Namespace, data: Path, scratch: Path) -> list[Row]:
+    material = make_material(data, case)
+    entrants = [
+        (engine, checkpointing)
+        for engine in options.engines
+        for checkpointing in ((False,) if engine == "shardyard" and not case.long_texts else (False, True))
+    ]
+    measured: dict[tuple[Engine, bool], list[Measured]] = {entrant: [] for entrant in entrants}
+    failures: dict[tuple[Engine, bool], str] = {}
+    for repetition in range(1, options.repetitions + 1):
+        for engine, checkpointing in entrants:
+            if (engine, checkpointing) in failures:
+                continue
+            progress = f"{case.name}, {repetition}/{options.repetitions}: {engine} {checkpointing}"
+            print(progress, file=sys.stderr)
+            try:
+                found = run(material, case, engine, checkpointing, scratch / "run")
+                measured[engine, checkpointing].append(found)
+            except RunFailed as failure:
+                failures[engine, checkpointing] = str(failure)
+    return [Row(*entrant, measured[entrant], failures.get(entrant)) for entrant in entrants]
 
 
 if __name__ == "__main__":

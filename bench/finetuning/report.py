@@ -28,13 +28,12 @@ data are surely the same. Runs take turns. A step is timed from end to end; a ru
 count. "Tokens a second" are tokens of examples, padding not counted. "Peak" is the resident memory of the
 rank that took most, "growth" what it is above the imports. "Loss" is the validation loss of the result,
 computed in plain transformers. All are medians over the runs. Activation checkpointing is TRL's default,
-and off in ours; rows say which.
+and off in ours, which is measured with it where the texts are long; rows say which.
 """
 
 
 @dataclass(frozen=True)
 class Row:
-    case: Case
     engine: Engine
     checkpointing: bool
     measured: list[Measured]
@@ -54,9 +53,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Results:
+    """Of one case: each is measured by itself, and the file keeps the others'."""
+
+    case: Case
     machine: Machine
     command: str
     rows: list[Row]
+
+
+_FILE = TypeAdapter(dict[str, Results])
 
 
 @dataclass(frozen=True)
@@ -68,46 +73,59 @@ class Verdict:
 
 
 def write(results: Results, directory: Path) -> None:
+    """In place of what ``directory`` has of the same case."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "finetune.json").write_bytes(TypeAdapter(Results).dump_json(results, indent=1) + b"\n")
-    (directory / "finetune.md").write_text(render(results))
+    path = directory / "finetune.json"
+    everything = _FILE.validate_json(path.read_bytes()) if path.exists() else {}
+    everything[results.case.name] = results
+    path.write_bytes(_FILE.dump_json(everything, indent=1) + b"\n")
+    (directory / "finetune.md").write_text(render(list(everything.values())))
 
 
-def render(results: Results) -> str:
-    judged = [(v.goal, f"{v.measured:.2f}", f"{v.limit:g}", _word(v.met)) for v in verdicts(results.rows)]
+def render(measured: Sequence[Results]) -> str:
+    judged = [
+        (v.goal, f"{v.measured:.2f}", f"{v.limit:g}", _word(v.met))
+        for results in measured
+        for v in verdicts(results)
+    ]
     parts = [
         "# Fine-tuning beside TRL",
         HOW.rstrip(),
-        f"{results.machine.title}. Measured with `{results.command}`.",
         "## Goals",
         table(("goal", "measured", "limit", "verdict"), judged),
     ]
-    for case in {row.case.name: row.case for row in results.rows}.values():
+    for results in measured:
+        case = results.case
         sizes = f"{case.steps} steps of {case.batch_size} examples, at most {case.max_length} tokens"
-        title = f"## {case.name}: {sizes}"
-        rows = [_cells(row) for row in results.rows if row.case == case]
-        parts += [title, table(("engine", "tokens a second", "peak, MB", "growth, MB", "loss", "runs"), rows)]
+        parts += [
+            f"## {case.name}: {sizes}",
+            table(
+                ("engine", "tokens a second", "peak, MB", "growth, MB", "loss", "runs"),
+                [_cells(row) for row in results.rows],
+            ),
+            f"{results.machine.title}. Measured with `{results.command}`.",
+        ]
     return "\n\n".join(parts) + "\n"
 
 
-def verdicts(rows: Sequence[Row]) -> list[Verdict]:
-    """Against each peer in its better setting, of those that ran."""
+def verdicts(results: Results) -> list[Verdict]:
+    """Ours against each peer of the goals in each setting that ran; memory in the same setting only."""
+    case = results.case
+    ran = [row for row in results.rows if row.measured]
     found = []
-    ran = [row for row in rows if row.measured]
     for ours in (row for row in ran if row.engine == "shardyard"):
-        peers = [row for row in ran if row.case == ours.case and row.engine in SPEED_GOALS]
-        for peer in peers:
-            if ours.case.long_texts:
-                ratio = ours.growth / peer.growth
-                goal = f"{ours.case.name}: growth, of {peer.name}"
-                found.append(Verdict(goal, ratio, MEMORY_GOAL, ratio <= MEMORY_GOAL))
+        for peer in (row for row in ran if row.engine in SPEED_GOALS):
+            if case.long_texts:
+                if ours.checkpointing == peer.checkpointing:
+                    ratio = ours.growth / peer.growth
+                    goal = f"{case.name}: growth, of {peer.name}"
+                    found.append(Verdict(goal, ratio, MEMORY_GOAL, ratio <= MEMORY_GOAL))
                 continue
             ratio = ours.median("tokens_per_second") / peer.median("tokens_per_second")
             limit = SPEED_GOALS[peer.engine]
             same = abs(ours.median("valid_loss") / peer.median("valid_loss") - 1) <= EQUAL_LOSS
-            found.append(
-                Verdict(f"{ours.case.name}: speed, over {peer.name}", ratio, limit, same and ratio >= limit)
-            )
+            goal = f"{case.name}: speed, over {peer.name}"
+            found.append(Verdict(goal, ratio, limit, same and ratio >= limit))
     return found
 
 
