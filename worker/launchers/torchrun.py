@@ -61,5 +61,7 @@ class Torchrun:
             # Restarts are the supervisor's: it knows the checkpoints and the lease.
             "--max-restarts=0",
             f"--shutdown-timeout={_SHUTDOWN_SECONDS}",
+            # Else in the system's temporary folder, where a killed attempt leaves it.
+            f"--log-dir={launch.attempt_dir / 'torchrun'}",
         ]
         return [*bound_to_this_process, *torchrun, *options, "-m", self._module, str(launch.attempt_dir)]

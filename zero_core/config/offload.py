@@ -29,6 +29,8 @@ class OffloadConfig:
     step before: faster, and another trajectory."""
 
     def __post_init__(self) -> None:
+        kept = self.optimizer == self.parameters == self.activations == "device"
+        require(kept, "offload", 'the tiers are not built yet: leave them on "device"')
         one_of("offload.optimizer", self.optimizer, get_args(Tier))
         one_of("offload.parameters", self.parameters, get_args(Tier))
         one_of("offload.activations", self.activations, ("device", "host"))

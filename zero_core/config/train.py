@@ -204,6 +204,7 @@ class TrainConfig:
         if self.max_grad_norm is not None:
             finite("max_grad_norm", self.max_grad_norm, above=0)
         one_of("zero_stage", self.zero_stage, ("auto", *STAGES))
+        require(self.zero_stage != "auto", "zero_stage", "plans are not chosen yet: give a stage, 0 to 3")
         require(
             self.zero_stage in ("auto", 3) or self.offload.parameters == "device",
             "offload.parameters",
