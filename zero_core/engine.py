@@ -106,8 +106,9 @@ class ZeroEngine:
         ]
         self.scaler = LossScaler(config.loss_scale) if config.precision == "fp16" else None
         self.optimizer = ShardedOptimizer(
-            self._trainable_flats(), named, lr_schedule, parts.arena, self._ledger
+            self._trainable_flats(), named, lr_schedule, parts.arena, self._ledger, parts.tiers
         )
+        self._tiers = parts.tiers
         self._baseline = footprint(self.device).current - self._ledger.owned()
 
     def _trainable_flats(self) -> list[FlatParameter]:
@@ -256,11 +257,10 @@ class ZeroEngine:
         )
 
     def refresh_parameters(self) -> None:
-        """Bring the master weights to where forward reads them. Collective."""
+        """Let forward see what was restored into the optimizer. Collective."""
         self._schedule.settle()
-        for unit in self.units:
-            for flat in unit.flats:
-                flat.publish()
+        for flat in self._trainable_flats():
+            flat.forget_secondary()
         self._share_parameters()
 
     def _share_parameters(self) -> None:
@@ -382,6 +382,7 @@ class ZeroEngine:
             handle.remove()
         self.communicator.barrier()
         self.communicator.close()
+        self._tiers.close()
 
 
 def _named(optimizer: AdamWConfig | OptimizerConfig | None) -> OptimizerConfig:

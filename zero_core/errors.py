@@ -6,7 +6,10 @@ EngineError
 ├── CheckpointMismatch  checkpoint_mismatch  a good checkpoint, of another model
 ├── PeerFailed          peer_failed          another rank gave up first; its message has the cause
 ├── PeerGone            peer_gone            another rank has closed its engine, or has ended
-└── PeerSilent          peer_silent          another rank did not go on for as long as was configured
+├── PeerSilent          peer_silent          another rank did not go on for as long as was configured
+├── ScratchFull         scratch_full         no space for what the disk tier keeps
+├── ScratchFailed       scratch_failed       the disk refused to read or write it
+└── ScratchDamaged      scratch_damaged      what was read back is not what was written
 """
 
 
@@ -36,3 +39,15 @@ class PeerGone(EngineError):
 
 class PeerSilent(EngineError):
     code = "peer_silent"
+
+
+class ScratchFull(EngineError):
+    code = "scratch_full"
+
+
+class ScratchFailed(EngineError):
+    code = "scratch_failed"
+
+
+class ScratchDamaged(EngineError):
+    code = "scratch_damaged"

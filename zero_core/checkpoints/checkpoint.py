@@ -7,7 +7,7 @@ A rank that fails makes all give up before the manifest exists.
 
 import json
 import shutil
-from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,18 @@ from torch import Tensor
 
 from zero_core.checkpoints import durable
 from zero_core.checkpoints.manifest import Manifest, StoredFile, StoredPiece
+from zero_core.checkpoints.tensor_dtypes import DTYPES
+from zero_core.checkpoints.tensor_file import StoredTensor, TensorFile
 from zero_core.comm.collectives import Communicator
 from zero_core.engine import ZeroEngine
 from zero_core.errors import CheckpointDamaged, CheckpointMismatch, EngineError, PeerFailed
-from zero_core.sharding.optimizer import Owned
+from zero_core.memory.tensor_bytes import bytes_of
+from zero_core.sharding.layout import Layout, Piece
+from zero_core.sharding.update import Owned
 
 BUFFERS = "buffers.safetensors"
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -83,35 +89,60 @@ class all_or_none:
             raise self._verdict(f"{self._what}: rank {int(failed.argmax())} failed; its log has the cause")
 
 
-def _shard_part(engine: ZeroEngine, owned: Owned) -> tuple[int, int] | None:
-    """The elements of an owned piece that lie in this rank's shard: all of them where state is sharded."""
+def _shard_part(engine: ZeroEngine, piece: Piece, layout: Layout) -> Piece | None:
+    """What of an owned piece lies in this rank's shard: all of it where state is sharded."""
     mesh = engine.communicator.mesh
     if mesh.replica > 0:
         return None
-    flat_begin, flat_end = owned.layout.shard_range(engine.communicator.shard_index)
-    first = max(owned.piece.offset, flat_begin)
-    last = min(owned.piece.offset + owned.piece.length, flat_end)
+    flat_begin, flat_end = layout.shard_range(engine.communicator.shard_index)
+    first = max(piece.offset, flat_begin)
+    last = min(piece.offset + piece.length, flat_end)
     if first >= last:
         return None
-    return first - owned.piece.offset, last - owned.piece.offset
+    return Piece(piece.slot, first - piece.slot.offset, last - first)
 
 
 def _write_shard(engine: ZeroEngine, directory: Path) -> None:
+    """One file; of what the optimizer holds no more is in memory than one update brings."""
     rank = engine.communicator.rank
     name = f"rank-{rank:05d}.safetensors"
-    tensors: dict[str, Tensor] = {f"rng/{device}": state for device, state in _rng_states(engine).items()}
+    path = directory / name
+    small = {f"rng/{device}": state for device, state in _rng_states(engine).items()}
     pieces: dict[str, StoredPiece] = {}
-    for owned in engine.optimizer.owned():
-        part = _shard_part(engine, owned)
+    states: dict[str, list[str]] = {}
+    for described in engine.optimizer.described():
+        part = _shard_part(engine, described.piece, described.layout)
         if part is None:
             continue
-        begin, end = part
-        parameter = owned.piece.slot.name
-        pieces[parameter] = StoredPiece(name, owned.piece.start + begin, end - begin)
-        tensors[f"{parameter}/master"] = owned.master[begin:end].contiguous()
-        for key, value in owned.state.items():
-            tensors[f"{parameter}/{key}"] = value[begin:end].contiguous() if value.dim() else value
-    _write_tensors(directory, name, tensors)
+        parameter = part.slot.name
+        # Pieces of one parameter follow each other.
+        first = pieces.get(parameter, StoredPiece(name, part.start, 0))
+        pieces[parameter] = StoredPiece(name, first.start, first.length + part.length)
+        states[parameter] = ["master", *described.full_length]
+        small |= {f"{parameter}/{key}": value for key, value in described.scalars.items()}
+    tensors = {
+        f"{parameter}/{key}": StoredTensor(path, "F32", (pieces[parameter].length,), 0)
+        for parameter, keys in states.items()
+        for key in keys
+    }
+    tensors |= {
+        key: StoredTensor(path, _NAMES[value.dtype], tuple(value.shape), 0) for key, value in small.items()
+    }
+    with TensorFile(path, tensors) as file:
+        for key, value in small.items():
+            file.write(key, 0, bytes_of(value.reshape(-1).cpu()))
+        for owned in engine.optimizer.owned():
+            part = _shard_part(engine, owned.piece, owned.layout)
+            if part is None:
+                continue
+            begin = part.start - owned.piece.start
+            values = {"master": owned.master} | {k: v for k, v in owned.state.items() if v.dim()}
+            for key, value in values.items():
+                parameter = part.slot.name
+                mine = value[begin : begin + part.length].cpu()
+                file.write(f"{parameter}/{key}", part.start - pieces[parameter].start, bytes_of(mine))
+        file.sync()
+    _describe(path)
     sidecar = {"pieces": {parameter: asdict(piece) for parameter, piece in pieces.items()}}
     durable.write_json(directory / f"rank-{rank:05d}.json", sidecar)
 
@@ -119,14 +150,13 @@ def _write_shard(engine: ZeroEngine, directory: Path) -> None:
 def _write_buffers(engine: ZeroEngine, directory: Path) -> None:
     persistent = set(engine.model.state_dict()) if any(True for _ in engine.model.buffers()) else set()
     buffers = {n: b.contiguous() for n, b in engine.model.named_buffers() if n in persistent}
-    _write_tensors(directory, BUFFERS, buffers)
+    save_file(buffers, directory / BUFFERS)
+    durable.sync(directory / BUFFERS)
+    _describe(directory / BUFFERS)
 
 
-def _write_tensors(directory: Path, name: str, tensors: dict[str, Tensor]) -> None:
-    """A safetensors file, synced, with a sidecar of its size and sha256 for the manifest."""
-    path = directory / name
-    save_file(tensors, path)
-    durable.sync(path)
+def _describe(path: Path) -> None:
+    """Write a sidecar of the file's size and sha256 for the manifest."""
     described = StoredFile(path.stat().st_size, durable.sha256_of(path))
     durable.write_json(path.with_suffix(".sum.json"), asdict(described))
 
@@ -216,55 +246,59 @@ def _check_model(engine: ZeroEngine, manifest: Manifest) -> None:
 
 
 def _read_pieces(engine: ZeroEngine, path: Path, manifest: Manifest) -> None:
-    wanted: dict[str, list[tuple[Owned, StoredPiece, int, int]]] = {}
-    everything = list(engine.optimizer.owned())
-    for owned in everything:
-        owned.state.clear()
-        covered = 0
-        for piece, first, last in manifest.overlapping(
-            owned.piece.slot.name, owned.piece.start, owned.piece.length
-        ):
-            wanted.setdefault(piece.file, []).append((owned, piece, first, last))
-            covered += last - first
-        if covered != owned.piece.length:
-            raise CheckpointDamaged(f"{path}: elements of {owned.piece.slot.name} are missing")
-    for file, parts in wanted.items():
+    for described in engine.optimizer.described():
+        name, wanted = described.piece.slot.name, described.piece
+        parts = manifest.overlapping(name, wanted.start, wanted.length)
+        if sum(last - first for _, first, last in parts) != wanted.length:
+            raise CheckpointDamaged(f"{path}: elements of {name} are missing")
+    with ExitStack() as stack:
+        files: dict[str, _PiecesFile] = {}
+        for owned in engine.optimizer.owned(restore=True):
+            owned.state.clear()
+            for piece, first, last in manifest.overlapping(
+                owned.piece.slot.name, owned.piece.start, owned.piece.length
+            ):
+                if piece.file not in files:
+                    files[piece.file] = _PiecesFile.open(path / piece.file, stack)
+                files[piece.file].read(owned, piece, first, last)
+
+
+@dataclass(frozen=True)
+class _PiecesFile:
+    """One rank's file of a checkpoint."""
+
+    tensors: Any
+    keys: dict[str, list[str]]
+    """By parameter, what it has of its optimizer state; nothing before its first update."""
+
+    @classmethod
+    def open(cls, path: Path, stack: ExitStack) -> "_PiecesFile":
         try:
-            with safe_open(path / file, framework="pt") as tensors:
-                keys = _state_keys(tensors.keys())
-                for owned, piece, first, last in parts:
-                    _read_part(tensors, keys.get(owned.piece.slot.name, []), owned, piece, first, last)
+            tensors = stack.enter_context(safe_open(path, framework="pt"))
         except SafetensorError as error:
-            raise CheckpointDamaged(f"{path / file} can't be read: {error}") from error
-    for owned in everything:
-        engine.optimizer.restore(owned)
+            raise CheckpointDamaged(f"{path} can't be read: {error}") from error
+        keys: dict[str, list[str]] = {}
+        for name in tensors.keys():  # noqa: SIM118
+            parameter, _, key = name.rpartition("/")
+            if key != "master":
+                keys.setdefault(parameter, []).append(key)
+        return cls(tensors, keys)
 
-
-def _read_part(
-    tensors: Any, keys: list[str], owned: Owned, piece: StoredPiece, first: int, last: int
-) -> None:
-    name = owned.piece.slot.name
-    here = slice(first - owned.piece.start, last - owned.piece.start)
-    there = slice(first - piece.start, last - piece.start)
-    owned.master[here].copy_(tensors.get_slice(f"{name}/master")[there])
-    for key in keys:
-        stored = tensors.get_slice(f"{name}/{key}")
-        if not stored.get_shape():
-            owned.state[key] = tensors.get_tensor(f"{name}/{key}")
-            continue
-        if key not in owned.state:
-            owned.state[key] = torch.zeros_like(owned.master)
-        owned.state[key][here].copy_(stored[there])
-
-
-def _state_keys(stored: Iterable[str]) -> dict[str, list[str]]:
-    """By parameter, what a file has of its optimizer state; nothing before its first update."""
-    keys: dict[str, list[str]] = {}
-    for name in stored:
-        parameter, _, key = name.rpartition("/")
-        if key != "master":
-            keys.setdefault(parameter, []).append(key)
-    return keys
+    def read(self, owned: Owned, piece: StoredPiece, first: int, last: int) -> None:
+        """Elements [first, last) of the parameter, and its 0-dim state."""
+        name = owned.piece.slot.name
+        here = slice(first - owned.piece.start, last - owned.piece.start)
+        there = slice(first - piece.start, last - piece.start)
+        owned.master[here].copy_(self.tensors.get_slice(f"{name}/master")[there])
+        for key in self.keys.get(name, []):
+            stored = self.tensors.get_slice(f"{name}/{key}")
+            if not stored.get_shape():
+                # What is read maps the file: pieces of one parameter would count their steps together.
+                owned.state[key] = self.tensors.get_tensor(f"{name}/{key}").clone()
+                continue
+            if key not in owned.state:
+                owned.state[key] = torch.zeros_like(owned.master)
+            owned.state[key][here].copy_(stored[there])
 
 
 def _read_buffers(engine: ZeroEngine, path: Path) -> None:

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from zero_core.checkpoints import durable
 from zero_core.checkpoints.checkpoint import all_or_none
-from zero_core.checkpoints.tensor_bytes import DTYPES, bytes_of
+from zero_core.checkpoints.tensor_dtypes import DTYPES
 from zero_core.checkpoints.tensor_file import Run, StoredTensor, TensorFile
 from zero_core.engine import ZeroEngine
+from zero_core.memory.tensor_bytes import bytes_of
 from zero_core.sharding.unit import Unit
 
 INDEX = "model.safetensors.index.json"

@@ -13,9 +13,15 @@ def gather_masters(engine: ZeroEngine, unit: Unit) -> dict[str, Tensor]:
     masters: dict[str, Tensor] = {}
     for flat in unit.trainable_flats:
         assert flat.master is not None
-        whole = flat.master
-        if flat.policy.placement.optimizer:
+        whole = flat.master.resident
+        if whole is None or flat.policy.placement.optimizer:
+            loan = flat.master.borrow(0, flat.master.numel)
+            mine = loan.wait().to(engine.device)
             whole = torch.empty(flat.layout.size, dtype=torch.float32, device=engine.device)
-            group.gather_shards(group.gathering, whole, flat.master).wait()
+            if flat.policy.placement.optimizer:
+                group.gather_shards(group.gathering, whole, mine).wait()
+            else:
+                whole.copy_(mine)
+            loan.give_back(changed=False)
         masters |= {slot.name: whole[slot.offset : slot.end].view(slot.shape) for slot in flat.layout.slots}
     return masters

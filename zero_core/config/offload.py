@@ -12,7 +12,7 @@ is the host, and nothing is kept twice."""
 
 @dataclass(frozen=True)
 class OffloadConfig:
-    """Tiers of what the engine keeps: memory and speed only, never the result, ``delayed_update`` apart."""
+    """Tiers of what the engine keeps: memory and speed only, never the result."""
 
     optimizer: Tier = "device"
     """Master weights and optimizer state. Off the device the update runs on the host, where the reduced
@@ -24,18 +24,13 @@ class OffloadConfig:
     activations: Literal["device", "host"] = "device"
     """What checkpointed blocks keep for backward; with ``gradient_checkpointing`` alone."""
 
-    delayed_update: bool = False
-    """The optimizer's update runs beside the next step's forward and backward, which see the weights of the
-    step before: faster, and another trajectory."""
-
     def __post_init__(self) -> None:
-        kept = self.optimizer == self.parameters == self.activations == "device"
-        require(kept, "offload", 'the tiers are not built yet: leave them on "device"')
         one_of("offload.optimizer", self.optimizer, get_args(Tier))
         one_of("offload.parameters", self.parameters, get_args(Tier))
         one_of("offload.activations", self.activations, ("device", "host"))
         require(
-            self.optimizer != "device" or not self.delayed_update,
-            "offload.delayed_update",
-            "needs offload.optimizer on host or disk: an update on the device leaves nothing to wait for",
+            self.parameters == "device" or self.optimizer != "device",
+            "offload.optimizer",
+            "takes more memory than parameters do: put it off the device first, on host or disk",
         )
+        require(self.activations == "device", "offload.activations", 'is not built yet: leave it on "device"')

@@ -154,4 +154,9 @@ class ZeroConfig:
             "offload.parameters",
             "parameters come and go at stage 3 alone",
         )
+        require(
+            self.secondary_shard_size in (None, 1) or self.offload.parameters == "device",
+            "secondary_shard_size",
+            "keeps parameters on the device, which offload.parameters takes off it: leave one of them out",
+        )
         finite("timeout_seconds", self.timeout_seconds, above=0)

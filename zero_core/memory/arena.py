@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from zero_core.config.offload import Tier
 from zero_core.memory.heap import MAPPED, drop_pages, trim
 from zero_core.memory.ledger import Category, Ledger
 
@@ -54,9 +55,10 @@ class Buffer:
 
 
 class Arena:
-    def __init__(self, device: torch.device, ledger: Ledger) -> None:
+    def __init__(self, device: torch.device, ledger: Ledger, tier: Tier = "device") -> None:
         self._device = device
         self._ledger = ledger
+        self._tier = tier
         self._move = _find_mremap() if device.type == "cpu" else None
         self._idle: dict[Buffer, None] = {}
         """Mapped buffers that were given back and still have chunks; the latest gives its chunks first."""
@@ -92,14 +94,14 @@ class Arena:
         else:
             fresh = self._back(buffer)
             self._charge_idle(fresh * CHUNK - buffer.tensor.nbytes)
-        self._ledger.take(buffer.category, buffer.tensor.nbytes)
+        self._ledger.take(buffer.category, buffer.tensor.nbytes, self._tier)
         return buffer.tensor
 
     def give(self, buffer: Buffer) -> None:
         """Take the memory back; ``buffer.tensor`` must not be read until it is taken again."""
         assert buffer.taken, "given back without being taken"
         buffer.taken = False
-        self._ledger.give(buffer.category, buffer.tensor.nbytes)
+        self._ledger.give(buffer.category, buffer.tensor.nbytes, self._tier)
         if buffer.address is None:
             buffer.tensor.untyped_storage().resize_(0)
         else:
@@ -172,9 +174,9 @@ class Arena:
     def _charge_idle(self, nbytes: int) -> None:
         """What the process holds beyond the buffers in use, rounding included."""
         if nbytes >= 0:
-            self._ledger.take("idle", nbytes)
+            self._ledger.take("idle", nbytes, self._tier)
         else:
-            self._ledger.give("idle", -nbytes)
+            self._ledger.give("idle", -nbytes, self._tier)
 
 
 def _find_mremap() -> Callable[[int, int], None] | None:

@@ -49,7 +49,8 @@ class Ledger:
         return self._current[category, tier]
 
     def owned(self) -> int:
-        return sum(self._current.values())
+        """On the compute device."""
+        return sum(nbytes for (_, tier), nbytes in self._current.items() if tier == "device")
 
     def usage(self) -> Usage:
         usage: Usage = {category: {"current": {"device": 0}, "peak": {"device": 0}} for category in OWNED}

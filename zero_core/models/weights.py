@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from zero_core.checkpoints.tensor_bytes import DTYPES, bytes_of
+from zero_core.checkpoints.tensor_dtypes import DTYPES
 from zero_core.checkpoints.tensor_file import Run, StoredTensor
+from zero_core.memory.tensor_bytes import bytes_of
 from zero_core.models.conversion import Converted, Sources, Unloadable, find_sources
 from zero_core.models.model_files import InvalidModel, stored_tensors
 from zero_core.models.slices import SliceMap

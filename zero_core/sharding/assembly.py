@@ -18,10 +18,12 @@ from zero_core.memory.arena import Arena
 from zero_core.memory.heap import keep_what_is_freed
 from zero_core.memory.ledger import Ledger
 from zero_core.memory.region import Region
+from zero_core.memory.tiers import Tiers
 from zero_core.sharding.buffers import adopt_buffers
 from zero_core.sharding.encoding import QUANTIZERS, Encoding, kept_as_stored
 from zero_core.sharding.flat_gradient import GradientPolicy
 from zero_core.sharding.flat_parameter import FlatParameter, ParameterPolicy, Weights
+from zero_core.sharding.homes import Homes
 from zero_core.sharding.partition import Part, partition
 from zero_core.sharding.placement import Placement
 from zero_core.sharding.program import buckets
@@ -57,6 +59,7 @@ class Assembly:
     device: torch.device
     arena: Arena
     ledger: Ledger
+    tiers: Tiers
     communicator: Communicator
     schedule: ReplicatedSchedule | ShardedSchedule
     units: list[Unit]
@@ -72,6 +75,8 @@ def assemble(
     device = device or _device_of(model)
     ledger = Ledger()
     arena = Arena(device, ledger)
+    tiers = Tiers(device, arena, ledger, config.scratch_directory)
+    homes = Homes.of(config.offload, config.precision, device)
     timeout = timedelta(seconds=config.timeout_seconds)
     packed = [pack(part, config, weights) for part in parts]
     _check_quantization(packed, config)
@@ -86,9 +91,18 @@ def assemble(
     communicator.check_same(
         _digest(parts, packed, config), "names, shapes or order of parameters, or the plan,"
     )
-    placement = Placement.of(config.stage, communicator.mesh.shard_size, config.accumulate_locally)
-    schedule = _schedule(config, placement, communicator)
-    parameters, gradients = _policies(config, placement, communicator, weights, arena, ledger)
+    shard_size = communicator.mesh.shard_size
+    placement = Placement.of(config.stage, shard_size, config.accumulate_locally, homes.parameters_leave)
+    schedule = _schedule(config, placement, homes, communicator)
+    gradients = _gradient_policy(config, placement, communicator, arena, ledger)
+    parameters = ParameterPolicy(
+        dtype=DTYPES[config.precision],
+        placement=placement,
+        quantizer=BlockQuantizer(bits=8) if config.quantized_weights else None,
+        weights=weights,
+        tiers=tiers,
+        homes=homes,
+    )
     units = []
     for index, (part, groups) in enumerate(zip(parts, packed, strict=True)):
         flats = [
@@ -110,7 +124,7 @@ def assemble(
         unit.earlier = earlier
     adopt_buffers(model, parameters.dtype, communicator)
     schedule.adopt(units)
-    return Assembly(device, arena, ledger, communicator, schedule, units)
+    return Assembly(device, arena, ledger, tiers, communicator, schedule, units)
 
 
 def _longest_message(parts: list[Part]) -> int:
@@ -193,48 +207,35 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 def _schedule(
-    config: ZeroConfig, placement: Placement, communicator: Communicator
+    config: ZeroConfig, placement: Placement, homes: Homes, communicator: Communicator
 ) -> ReplicatedSchedule | ShardedSchedule:
     depth = BUCKETS_READ_BY_PEERS if communicator.peers_read_gradients else BUCKETS_UNDER_WAY
     if not placement.gradients:
         depth = BUCKETS_KEPT_ANYWAY
     if not placement.parameters:
         return ReplicatedSchedule(communicator, config.reduce_bucket_size, depth)
-    lookahead = Lookahead(
-        config.allgather_bucket_size, config.prefetch_bucket_size, config.reduce_bucket_size
-    )
+    # What leaves the device is read ahead instead, which takes longer than the gather itself.
+    prefetch = 0 if homes.parameters_leave else config.prefetch_bucket_size
+    lookahead = Lookahead(config.allgather_bucket_size, prefetch, config.reduce_bucket_size)
     return ShardedSchedule(communicator, lookahead, depth)
 
 
-def _policies(
-    config: ZeroConfig,
-    placement: Placement,
-    communicator: Communicator,
-    weights: Weights | None,
-    arena: Arena,
-    ledger: Ledger,
-) -> tuple[ParameterPolicy, GradientPolicy]:
-    dtype = DTYPES[config.precision]
-    accumulates = config.gradient_accumulation_steps > 1
-    gradient_dtype = torch.float32 if accumulates else dtype
-    parameters = ParameterPolicy(
-        dtype=dtype,
-        placement=placement,
-        quantizer=BlockQuantizer(bits=8) if config.quantized_weights else None,
-        weights=weights,
-    )
+def _gradient_policy(
+    config: ZeroConfig, placement: Placement, communicator: Communicator, arena: Arena, ledger: Ledger
+) -> GradientPolicy:
+    compute = DTYPES[config.precision]
+    dtype = torch.float32 if config.gradient_accumulation_steps > 1 else compute
     bits = {"int8": 8, "int4": 4}
-    gradients = GradientPolicy(
+    return GradientPolicy(
         placement=placement,
-        dtype=gradient_dtype,
+        dtype=dtype,
         communication_dtype=DTYPES[config.communication_dtype or config.precision],
         quantizer=BlockQuantizer(bits=bits[config.quantized_gradients])
         if config.quantized_gradients
         else None,
-        shards=Region(arena, ledger, gradient_dtype, "gradients"),
-        direct=communicator.world_size == 1 and gradient_dtype == dtype,
+        shards=Region(arena, ledger, dtype, "gradients"),
+        direct=communicator.world_size == 1 and dtype == compute,
     )
-    return parameters, gradients
 
 
 def _digest(parts: list[Part], packed: list[list[Group]], config: ZeroConfig) -> bytes:

@@ -5,15 +5,15 @@ Who owns memory when, at N ranks of a shard group (P elements, padding included)
 - ``full`` (P, compute dtype): the parameters themselves are views of it. Permanent where parameters are
   whole; at stage 3 it has memory between ``gather`` and ``release`` only. Its address is the same
   throughout, so a view that autograd saved (``weight.t()``) is valid again after the next gather.
-- ``shard`` (P/N, compute dtype): what a gather starts from. At stage 3 a tensor of its own, else a view
-  of ``full``.
+- ``shard`` (P/N, compute dtype): what a gather starts from. At stage 3 values of their own, on the tier of
+  parameters, else a view of ``full``. Off the device, it is read into its place in ``full`` for a gather.
 - the secondary shard (P/H, compute dtype, H ranks of a node; hpZ): filled by a gather over all ranks,
   and what the next gathers start from until the weights change.
 - encoded (frozen parameters alone, see ``encoding``): ``shard`` is the packed form, in bytes, of P/N
   elements, or of all P where parameters are whole; so is the secondary shard of P/H. ``full`` has memory
   between ``gather`` and ``release`` only, wherever parameters are.
 - ``master`` (fp32): what the optimizer updates, P/N elements where optimizer state is sharded, else P.
-  In fp32 it is no copy: a view of ``shard`` or ``full``.
+  In fp32 it is no copy but ``shard`` or ``full``, unless the update runs elsewhere than they lie.
 - ``gradient``: see ``flat_gradient``.
 
 A released parameter keeps its shape: it becomes a view of a single NaN with strides of zero, so that
@@ -32,8 +32,10 @@ from zero_core.comm.collectives import Communicator, Handle
 from zero_core.comm.quantization import BlockQuantizer
 from zero_core.memory.arena import Arena, Buffer
 from zero_core.memory.ledger import Ledger
+from zero_core.memory.tiers import Tiers, Values, Waits
 from zero_core.sharding.encoding import Encoding, decode, encode
 from zero_core.sharding.flat_gradient import FlatGradient, GradientPolicy
+from zero_core.sharding.homes import Homes
 from zero_core.sharding.layout import Layout, Piece, Slot
 from zero_core.sharding.placement import Placement
 
@@ -59,6 +61,8 @@ class ParameterPolicy:
     quantizer: BlockQuantizer | None
     """Of gathers (qwZ)."""
     weights: Weights | None
+    tiers: Tiers
+    homes: Homes
 
 
 class FlatParameter:
@@ -83,8 +87,12 @@ class FlatParameter:
         block_size = 1 if encoding is None else encoding.block_size
         self.layout = Layout.pack(shapes, communicator.mesh.shard_size, block_size)
         self.trainable = self.parameters[0].requires_grad
-        self.master: Tensor | None = None
+        self.shard: Values
+        self.master: Values | None = None
         self._buffer: Buffer | None = None
+        self._landing: Tensor | None = None
+        """Where the next gather goes, once its own part is being read."""
+        self._reading: Waits | None = None
         if encoding is None:
             self._adopt()
             gradients.shards.plan(self.layout.shard_size)
@@ -92,8 +100,8 @@ class FlatParameter:
             # Never trained: its gradient needs no place.
             self._adopt_encoded(encoding)
         self._places: list[int] | None = None
-        if policy.placement.optimizer:
-            self._places = communicator.settle_places(self.shard)
+        if policy.placement.optimizer and self.shard.resident is not None:
+            self._places = communicator.settle_places(self.shard.resident)
         poison = torch.full((), math.nan, dtype=policy.dtype, device=self.full.device)
         self._poison = [poison.expand(slot.shape) for slot in self.layout.slots]
         self._views = [self.full[slot.offset : slot.end].view(slot.shape) for slot in self.layout.slots]
@@ -127,17 +135,18 @@ class FlatParameter:
             needed = (0, layout.size)
             exact = self._collect(device)
         if policy.placement.parameters:
-            mine = exact[begin - needed[0] : end - needed[0]]
-            self.shard = mine.to(policy.dtype, copy=_is_part(mine))
+            exact = exact[begin - needed[0] : end - needed[0]]
+            self.shard = policy.tiers.keep(exact, policy.dtype, policy.homes.shards, "parameters")
             self._buffer = self._arena.reserve(layout.size, policy.dtype, "parameters")
             self.full = self._arena.take(self._buffer)
         else:
             self.full = exact.to(policy.dtype)
-            self.shard = self.full[begin:end]
-            mine = exact[begin:end]
-        self._ledger.take("parameters", self.shard.nbytes if self._buffer else self.full.nbytes)
+            self.shard = policy.tiers.hold(self.full[begin:end])
+            self._ledger.take("parameters", self.full.nbytes)
+            if policy.placement.optimizer:
+                exact = exact[begin:end]
         if self.trainable:
-            self._make_master(exact if not policy.placement.optimizer else mine)
+            self._make_master(exact)
 
     def _adopt_encoded(self, encoding: Encoding) -> None:
         """The same values as ``shard``, packed; from weight files without more than a segment of fp32."""
@@ -146,23 +155,32 @@ class FlatParameter:
         if self.policy.placement.parameters:
             begin, end = self.layout.shard_range(self._communicator.shard_index)
         if self.parameters[0].is_meta:
-            self.shard = encode(
+            packed = encode(
                 encoding, lambda a, b: self._read(begin + a, begin + b, device), end - begin, device
             )
             self._leave_meta(device)
         else:
             exact = self._collect(device)[begin:end]
-            self.shard = encode(encoding, lambda a, b: exact[a:b], end - begin, device)
-        self._ledger.take("parameters", self.shard.nbytes)
+            packed = encode(encoding, lambda a, b: exact[a:b], end - begin, device)
+        tier = self.policy.homes.shards if self.policy.placement.parameters else "device"
+        self.shard = self.policy.tiers.keep(packed, torch.uint8, tier, "parameters")
         self._buffer = self._arena.reserve(self.layout.size, self.policy.dtype, "parameters")
         self.full = self._arena.take(self._buffer)
 
     def _make_master(self, exact: Tensor) -> None:
-        if self.policy.dtype == torch.float32:
-            self.master = self.shard if self.policy.placement.optimizer else self.full
+        policy = self.policy
+        if policy.homes.masters is None:
+            self.master = self._updated
         else:
-            self.master = exact.to(torch.float32, copy=_is_part(exact))
-            self._ledger.take("optimizer", self.master.nbytes)
+            self.master = policy.tiers.keep(exact, torch.float32, policy.homes.masters, "optimizer")
+
+    @property
+    def _updated(self) -> Values:
+        """What an update of the master weights is for."""
+        placement = self.policy.placement
+        if placement.optimizer or placement.parameters:
+            return self.shard
+        return self.policy.tiers.hold(self.full)
 
     def _collect(self, device: torch.device) -> Tensor:
         """Rank 0's values of all parameters, in fp32; the originals are freed one by one."""
@@ -208,7 +226,10 @@ class FlatParameter:
                 "the precision's dtype"
             )
         self.trainable = True
-        self._make_master(self.shard if self.policy.placement.optimizer else self.full)
+        updated = self._updated
+        loan = updated.borrow(0, updated.numel)
+        self._make_master(loan.wait())
+        loan.give_back(changed=False)
 
     # Where things are.
 
@@ -219,14 +240,10 @@ class FlatParameter:
             return self.layout.shard_range(self._communicator.shard_index)
         return 0, self.layout.size
 
-    def master_pieces(self) -> list[tuple[Piece, Tensor]]:
-        """Each parameter's part that this rank updates, as a view of the master weights."""
-        assert self.master is not None
-        begin, end = self.master_range
-        return [
-            (piece, self.master[piece.offset - begin : piece.offset - begin + piece.length])
-            for piece in self.layout.pieces(begin, end)
-        ]
+    def master_pieces(self, begin: int, end: int) -> list[Piece]:
+        """The parts of parameters that lie in elements [begin, end) of the master weights."""
+        first, _ = self.master_range
+        return self.layout.pieces(first + begin, first + end)
 
     def slots(self) -> Iterator[tuple[Slot, nn.Parameter, Tensor]]:
         """Each parameter with its place and its view of ``full``."""
@@ -249,11 +266,27 @@ class FlatParameter:
         self._make_present()
         return self._start_gather(self.full)
 
+    def read_ahead(self) -> None:
+        """Start to read what the next gather starts from, where it is not on the device."""
+        if self.shard.resident is not None or self.present or self._landing is not None:
+            return
+        if self.encoding is None:
+            assert self._buffer is not None
+            self._landing = self._arena.take(self._buffer)
+        else:
+            self._landing = self._borrow_for_gather()
+        self._reading = self.shard.bring(self._own_part(self._landing))
+
+    def _own_part(self, target: Tensor) -> Tensor:
+        return target.chunk(self.layout.world_size)[self._communicator.shard_index]
+
     def _gather_encoded(self, encoding: Encoding) -> Handle:
         """``full`` has memory once what is packed has arrived, and not before."""
         if not self.policy.placement.parameters:
-            return Handle([], lambda: self._decode(encoding, [self.shard]))
-        everyones = self._borrow_for_gather()
+            assert self.shard.resident is not None
+            packed = self.shard.resident
+            return Handle([], lambda: self._decode(encoding, [packed]))
+        everyones = self._borrow_for_gather() if self._landing is None else self._landing
         handle = self._start_gather(everyones)
 
         def unpack() -> None:
@@ -270,13 +303,14 @@ class FlatParameter:
 
     def _make_present(self) -> None:
         assert self._buffer is not None
-        self._arena.take(self._buffer)
+        if not self._buffer.taken:
+            self._arena.take(self._buffer)
         self._point_at(self._views)
 
     def _borrow_for_gather(self) -> Tensor:
         """Where everybody's shards can go, in the dtype that they travel in."""
-        shard = self.shard
-        return self._arena.borrow(shard.numel() * self.layout.world_size, shard.dtype, "communication")
+        dtype = self.policy.dtype if self.encoding is None else torch.uint8
+        return self._arena.borrow(self.shard.numel * self.layout.world_size, dtype, "communication")
 
     def take_part(self) -> Handle | None:
         """Take part in a gather that another rank needs, without a use for it here."""
@@ -293,14 +327,33 @@ class FlatParameter:
 
     def release(self) -> None:
         """Free the full parameters where they come and go; the shard stays."""
-        if self._buffer is None or not self.present:
+        if self._buffer is None:
+            return
+        if not self.present:
+            self._forget_what_was_read()
             return
         self._point_at(self._poison)
         self._arena.give(self._buffer)
         self.present = False
 
+    def _forget_what_was_read(self) -> None:
+        """The gather that it was for does not come in this pass."""
+        if self._landing is None:
+            return
+        assert self._reading is not None
+        assert self._buffer is not None
+        self._reading.wait()
+        if self.encoding is None:
+            self._arena.give(self._buffer)
+        else:
+            self._arena.give_back(self._landing)
+        self._landing = self._reading = None
+
     def _start_gather(self, target: Tensor) -> Handle:
         communicator = self._communicator
+        if self.layout.world_size == 1:
+            self._find_shard(target)
+            return Handle([])
         communicator.traffic.gathered += self.layout.size
         if communicator.mesh.secondary_size == 1:
             return self._gather_all(target)
@@ -319,11 +372,13 @@ class FlatParameter:
 
     def _gather_all(self, target: Tensor) -> Handle:
         """From the shards of the whole shard group."""
-        groups, shard = self._communicator.gathering, self.shard
+        groups, shard = self._communicator.gathering, self._find_shard(target)
         quantizer = self.policy.quantizer if self.encoding is None else None
         if quantizer is None:
-            # No optimizer touches it before all ranks have agreed on the step's gradient.
-            return self._communicator.gather_shards(groups, target, shard, stable=True, places=self._places)
+            # No optimizer touches it before all ranks have agreed on the step's gradient; what was only
+            # read for this gather goes with it.
+            stable = self.shard.resident is not None
+            return self._communicator.gather_shards(groups, target, shard, stable=stable, places=self._places)
         group = groups.inside
         packed_size = quantizer.packed_bytes(shard.numel())
         everyones = self._arena.borrow(packed_size * group.size, torch.uint8, "communication")
@@ -336,6 +391,19 @@ class FlatParameter:
             self._arena.give_back(everyones)
 
         return self._communicator.all_gather(group, everyones, parts[group.rank], unpack)
+
+    def _find_shard(self, target: Tensor) -> Tensor:
+        """This rank's shard in memory: in its place in ``target`` where it is read for this gather."""
+        if self.shard.resident is not None:
+            return self.shard.resident
+        own = self._own_part(target)
+        if self._landing is target:
+            assert self._reading is not None
+            self._reading.wait()
+            self._landing = self._reading = None
+        else:
+            self.shard.bring(own).wait()
+        return own
 
     def _keep_secondary(self, full: Tensor) -> None:
         group = self._communicator.secondary
@@ -350,14 +418,18 @@ class FlatParameter:
 
     # After an update.
 
-    def publish(self) -> None:
-        """Bring the updated master weights to where this rank's gathers, and the others', read them."""
-        self._secondary_valid = False
-        if self.master is None:
+    def publish(self, begin: int, end: int, masters: Tensor) -> None:
+        """Bring ``masters``, elements [begin, end) of the master weights, to where gathers read them."""
+        assert self.master is not None
+        if self.policy.homes.masters is None:
             return
-        target = self.shard if self.policy.placement.optimizer else self.full
-        if self.master.data_ptr() != target.data_ptr():
-            target.copy_(self.master)
+        loan = self._updated.borrow(begin, end, read=False)
+        loan.wait().copy_(masters)
+        loan.give_back(changed=True)
+
+    def forget_secondary(self) -> None:
+        """What the secondary shard was gathered from has changed, on this rank or another."""
+        self._secondary_valid = False
 
     def refresh(self) -> Handle | None:
         """Gather what all ranks have published, where forward doesn't do it."""
@@ -366,8 +438,3 @@ class FlatParameter:
             return None
         self._communicator.traffic.gathered += self.full.numel()
         return self._gather_all(self.full)
-
-
-def _is_part(values: Tensor) -> bool:
-    """To keep these as they are would keep more memory than theirs."""
-    return values.untyped_storage().nbytes() > values.nbytes

@@ -20,13 +20,16 @@ class Placement:
     """Each rank keeps the optimizer state of its shard alone, and updates that."""
 
     @classmethod
-    def of(cls, stage: int, shard_size: int, accumulate_locally: bool = False) -> "Placement":
+    def of(
+        cls, stage: int, shard_size: int, accumulate_locally: bool = False, parameters_leave: bool = False
+    ) -> "Placement":
         """A group of one has nothing to share with: everything is whole and nothing is kept twice.
 
-        With ``accumulate_locally`` the full gradient is kept until the accumulation boundary.
+        With ``accumulate_locally`` the full gradient is kept until the accumulation boundary. Where
+        ``parameters_leave`` the device, at stage 3, they come and go in a group of one too.
         """
         if shard_size == 1:
-            return cls(False, False, False)
+            return cls(parameters_leave, False, False)
         return cls(
             parameters=stage >= 3, gradients=stage >= 2 and not accumulate_locally, optimizer=stage >= 1
         )

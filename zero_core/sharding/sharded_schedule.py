@@ -237,10 +237,18 @@ class ShardedSchedule:
             course.next_step += 1
             for index in step.gathers:
                 self._join_gather(self._units[index])
+            if step.gathers:
+                self._read_ahead(course.program, course.next_step)
             if step.reductions:
                 self._start_reductions(step.reductions)
             if step.event.kind is Kind.NEED and step.event.index not in course.needed:
                 self._units[step.event.index].release()
+
+    def _read_ahead(self, program: Program, position: int) -> None:
+        """Start to read what the next step with gathers will need."""
+        following = (step.gathers for step in program.steps[position:] if step.gathers)
+        for index in next(following, ()):
+            self._units[index].read_ahead()
 
     def _join_gather(self, unit: Unit) -> None:
         if unit.present:

@@ -115,6 +115,11 @@ class Unit:
         """Start to gather what is not there; a second call before the wait does nothing."""
         self._gathers += [handle for flat in self.flats if (handle := flat.gather()) is not None]
 
+    def read_ahead(self) -> None:
+        """Start to read what the next gather starts from, where that is not on the device."""
+        for flat in self.flats:
+            flat.read_ahead()
+
     def take_part(self) -> None:
         """Take part in a gather that only other ranks need."""
         for handle in [h for flat in self.flats if (h := flat.take_part()) is not None]:

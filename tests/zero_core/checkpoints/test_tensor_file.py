@@ -5,8 +5,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from zero_core.checkpoints.tensor_bytes import DTYPES, bytes_of
+from zero_core.checkpoints.tensor_dtypes import DTYPES
 from zero_core.checkpoints.tensor_file import ITEM_BITS, StoredTensor, TensorFile
+from zero_core.memory.tensor_bytes import bytes_of
 
 
 def test_tensors_written_in_parts_are_what_safetensors_reads(tmp_path: Path) -> None:

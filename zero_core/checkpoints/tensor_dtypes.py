@@ -1,7 +1,6 @@
-"""Tensors of torch as the bytes of a safetensors file."""
+"""Dtypes of torch by the names of the safetensors format."""
 
 import torch
-from torch import Tensor
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -10,10 +9,3 @@ DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }  # fmt: skip
-"""By the format's name."""
-
-
-def bytes_of(flat: Tensor) -> memoryview:
-    """The memory of a 1-D tensor on the CPU, to read from or to fill."""
-    memory: memoryview = flat.contiguous().view(torch.uint8).numpy().data
-    return memory
