@@ -1,5 +1,6 @@
 """Where states lie changes nothing of what is computed: bit for bit the run without offload."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,30 @@ def test_a_checkpoint_goes_to_any_tier_bit_for_bit(
     assert resumed.losses == undisturbed.losses[3:]
     for name, weight in undisturbed.weights.items():
         assert torch.equal(resumed.weights[name], weight), name
+
+
+def test_a_damaged_scratch_file_ends_all_ranks_and_leaves_the_checkpoint(
+    pools: dict[int, RankPool], tmp_path: Path
+) -> None:
+    config = ZeroConfig(stage=3, offload=OffloadConfig("disk", "disk"), scratch_directory=str(tmp_path / "s"))
+    path = tmp_path / "step-2"
+    codes = pools[2].run(offload_runs.damage_after_saving, config, path)
+    assert codes == ["scratch_damaged", "peer_failed"]
+    resumed, _ = pools[2].run(engine_runs.resume, config, True, path, 4)[0]
+    undisturbed = pools[2].run(engine_runs.train, ZeroConfig(stage=3), True, 4)[0]
+    assert resumed.losses == undisturbed.losses[2:]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_memory_holds_what_is_in_use_and_no_more(pools: dict[int, RankPool], world_size: int) -> None:
+    """A model of twice the depth takes as much memory, and the disk all that the memory does not."""
+    config = ZeroConfig(stage=3, reduce_bucket_size=2048, allgather_bucket_size=0)
+    kept = replace(config, offload=OffloadConfig("disk", "disk"))
+    shallow, deep = (pools[world_size].run(offload_runs.held, kept, layers)[0] for layers in (8, 16))
+    assert deep.parameters == shallow.parameters
+    # Step counts, 4 bytes a piece, stay in memory.
+    assert deep.optimizer <= shallow.optimizer + 4 * 2 * 9 * 8
+    block = 32 * 32 * 2 + 32 * 16 * 2 + 32 * 48 * 3 + 2 * 32
+    more = 8 * block / world_size
+    assert deep.on_disk["parameters"] - shallow.on_disk["parameters"] == pytest.approx(4 * more, rel=0.02)
+    assert deep.on_disk["optimizer"] - shallow.on_disk["optimizer"] == pytest.approx(8 * more, rel=0.02)

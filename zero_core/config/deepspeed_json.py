@@ -15,8 +15,6 @@ from zero_core.config.deepspeed_keys import (
     AIO,
     DEFAULT_LR,
     LARGEST,
-    OFFLOAD_OPTIMIZER,
-    OFFLOAD_PARAM,
     OPTIMIZER_OPTIONS,
     REFUSED,
     REFUSED_OPTIMIZERS,
@@ -28,6 +26,7 @@ from zero_core.config.deepspeed_keys import (
     Problem,
     Section,
 )
+from zero_core.config.deepspeed_offload import offload
 from zero_core.config.optimizer import ELEMENTWISE_OPTIMIZERS, AdamWConfig, OptimizerConfig
 from zero_core.config.zero import LossScaleConfig, Precision, ZeroConfig
 
@@ -241,6 +240,10 @@ def _zero(root: Section, world_size: int, batch: _Batch, autos: AutoValues) -> Z
         prefetch = None if square is None else int(0.9 * square)
     _zero_without_counterpart(section, stage, width)
     quantized_weights, quantized_gradients, secondary = _zero_plus_plus(section, stage, world_size)
+    tiers, scratch_directory = offload(section, stage)
+    if secondary is not None and tiers.parameters != "device":
+        section.refuse("zero_hpz_partition_size", "keeps on the device what offload_param takes off it")
+        secondary = None
     clipping = root.number("gradient_clipping", 0.0, auto=Auto("max_grad_norm", autos.max_grad_norm))
     return ZeroConfig(
         stage=stage,
@@ -263,6 +266,8 @@ def _zero(root: Section, world_size: int, batch: _Batch, autos: AutoValues) -> Z
         secondary_shard_size=secondary,
         quantized_weights=quantized_weights,
         quantized_gradients="int4" if quantized_gradients else None,
+        offload=tiers,
+        scratch_directory=scratch_directory,
     )
 
 
@@ -311,15 +316,6 @@ def _zero_without_counterpart(section: Section, stage: int, width: int | None) -
     ):
         if section.integer(key, None, auto=auto) is not None and stage == 3:
             section.warn(key, instead)
-    for key, kinds, what in (
-        ("offload_optimizer", OFFLOAD_OPTIMIZER, "optimizer state stays"),
-        ("offload_param", OFFLOAD_PARAM, "parameters stay"),
-    ):
-        offload = section.section(key)
-        offload.read(kinds)
-        device = offload.choice("device", "none", ("none", "cpu", "nvme"))
-        if device != "none":
-            offload.refuse("device", f'"{device}" is not built yet: {what} on the device; write "none"')
     section.refuse_unless_disabled("zenflow", REFUSED["zenflow"])
 
 
@@ -480,4 +476,4 @@ def _without_effect(root: Section) -> None:
         if root.section(key).read(kinds).get("enabled", False):
             root.warn(key, OWN_METRICS)
     if root.section("aio").read(AIO):
-        root.warn("aio", "no effect: nothing is offloaded to NVMe")
+        root.warn("aio", "no effect: the disk tier chooses the sizes of its reads and writes itself")

@@ -225,7 +225,9 @@ class TrainConfig:
         rows = 1 if self.per_device_max_tokens else self.per_device_train_batch_size
         return math.ceil(self.train_batch_size / (world_size * rows))
 
-    def zero_config(self, world_size: int, precision: Precision) -> ZeroConfig:
+    def zero_config(
+        self, world_size: int, precision: Precision, scratch_directory: str | None = None
+    ) -> ZeroConfig:
         """``precision`` is what ``auto`` comes to on the device at hand, else the configured one."""
         assert self.zero_stage != "auto", "a plan was to be chosen before"
         return ZeroConfig(
@@ -236,6 +238,7 @@ class TrainConfig:
             communication_dtype=self.communication_dtype,
             frozen_quantization=self.lora.quantization if self.lora else None,
             offload=self.offload,
+            scratch_directory=scratch_directory,
         )
 
     def optimizer_config(self) -> OptimizerConfig:

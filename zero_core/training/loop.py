@@ -110,7 +110,9 @@ class TrainingLoop:
         TokenScorer(self._inputs.model, self._train.logits_bytes)
         return ZeroEngine(
             self._inputs.model,
-            self._train.zero_config(torch.distributed.get_world_size(), self._precision),
+            self._train.zero_config(
+                torch.distributed.get_world_size(), self._precision, str(self._run.directory)
+            ),
             self._train.optimizer_config(),
             lr_schedule=scheduler.lr_lambdas[0],
             weights=self._inputs.weights,

@@ -15,6 +15,7 @@ from zero_core.config.deepspeed_json import (
     SchedulerSettings,
     from_deepspeed,
 )
+from zero_core.config.offload import OffloadConfig, Tier
 from zero_core.config.optimizer import AdamWConfig, OptimizerConfig
 from zero_core.config.zero import LossScaleConfig, Precision, ZeroConfig
 
@@ -61,14 +62,39 @@ def test_hugging_faces_zero_3_file() -> None:
     ]
 
 
-@pytest.mark.parametrize("device", ["cpu", "nvme"])
-def test_offload_is_refused_where_the_files_ask_for_it(device: str) -> None:
-    found = problems(defaults=ARGUMENTS, **json.loads(ZERO_3.replace("DEVICE", device)))
-    assert list(found) == [
-        "/zero_optimization/offload_optimizer/device",
-        "/zero_optimization/offload_param/device",
+@pytest.mark.parametrize(("device", "tier"), [("cpu", "host"), ("nvme", "disk")])
+def test_offload_becomes_tiers(device: str, tier: Tier) -> None:
+    found = from_deepspeed(json.loads(ZERO_3.replace("DEVICE", device)), world_size=2, defaults=ARGUMENTS)
+    assert found.zero.offload == OffloadConfig(optimizer=tier, parameters=tier)
+
+
+def test_what_is_said_of_offload_that_differs_from_deepspeeds() -> None:
+    disk = {"device": "nvme", "nvme_path": "/local"}
+    found = settings(
+        zero_optimization={
+            "stage": 3,
+            "offload_optimizer": disk | {"ratio": 0.3},
+            "offload_param": {"device": "nvme", "nvme_path": "/other", "max_in_cpu": 1e9},
+        }
+    )
+    assert found.zero.offload == OffloadConfig("disk", "disk")
+    assert found.zero.scratch_directory == "/local"
+    section = "/zero_optimization"
+    assert pointers(found.warnings) == [
+        f"{section}/offload_optimizer/ratio",
+        f"{section}/offload_param/max_in_cpu",
+        f"{section}/offload_param/nvme_path",
     ]
-    assert all(f'"{device}" is not built yet' in text for text in found.values())
+    found = settings(zero_optimization={"stage": 2, "offload_param": {"device": "cpu"}})
+    assert found.zero.offload == OffloadConfig()
+    assert pointers(found.warnings) == [f"{section}/offload_param"]
+    found = settings(zero_optimization={"stage": 3, "offload_param": {"device": "nvme"}})
+    assert found.zero.offload == OffloadConfig("disk", "disk")
+    assert pointers(found.warnings) == [f"{section}/offload_param/nvme_path", f"{section}/offload_param"]
+    hpz = {"stage": 3, "zero_hpz_partition_size": 2, "offload_param": {"device": "cpu"}}
+    assert list(problems(2, train_batch_size=2, zero_optimization=hpz)) == [
+        f"{section}/zero_hpz_partition_size"
+    ]
 
 
 def test_without_arguments_every_auto_names_what_it_misses() -> None:
@@ -441,7 +467,6 @@ def test_all_problems_are_reported_at_once() -> None:
         "/fp16/enabled",
         "/fp16/hysteresis",
         "/zero_optimization/stage",
-        "/zero_optimization/offload_param/device",
         "/zero_optimization/reduce_bucket_sise",
         "/optimizer/type",
         "/scheduler/params/warmup_type",
