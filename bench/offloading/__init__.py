@@ -1,0 +1,1 @@
+"""Training under a limit of memory, and how fast the disk tier is beside the disk."""
