@@ -39,8 +39,8 @@ HOW = f"""\
 2 x 128 tokens. Runs take turns; the first step of each does not count; medians."""
 
 PEERS = """\
-`shardyard` keeps optimizer and parameters on the disk. `plain` is a loop with torch's fused AdamW. `deepspeed`
-is its stage 3 with optimizer and parameters on NVMe."""
+`shardyard` keeps optimizer and parameters on the disk. `plain` is a loop with torch's fused AdamW.
+`deepspeed` is its stage 3 with optimizer and parameters on NVMe."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ def render(offloading: Offloading) -> str:
         PEERS,
         "## Tiers without a limit",
         table(("tier", "step, s", "of it the update, s", "peak, MB"), tiers),
-        f"The update moves {MOVED_BYTES} bytes an element, {moved / 1e9:.2f} GB/s; fio moves {disk / 1e9:.2f}, "
-        "half of it read and half written. On the CPU the host is the device.",
+        f"The update moves {MOVED_BYTES} bytes an element, {moved / 1e9:.2f} GB/s; fio moves "
+        f"{disk / 1e9:.2f}, half of it read and half written. On the CPU the host is the device.",
         f"{offloading.machine.title}. Measured with `python -m bench.offload`.",
     ]
     return "\n\n".join(parts) + "\n"
