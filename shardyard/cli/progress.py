@@ -174,10 +174,21 @@ class JobDisplay:
 
 def memory_line(row: Json) -> str:
     """A rank's peak during its newest step."""
-    parts = [f"{name} {size(held(row, name, 'peak'))}" for name in LIVE if name in row["memory"]]
+    parts = [f"{where} {size(held)}" for where, held in peaks(row) if where in LIVE or held]
     return ", ".join([*parts, f"resident {size(row['resident_peak'])}"])
 
 
+def peaks(row: Json) -> list[tuple[str, int]]:
+    """Bytes that a rank held at most during a step, by category, what lies off the device apart."""
+    return [
+        (name if tier == "device" else f"{name} on {tier}", row["memory"][name]["peak"][tier])
+        for name in LIVE
+        if name in row["memory"]
+        for tier in sorted(row["memory"][name]["peak"])
+    ]
+
+
 def held(row: Json, category: str, when: Literal["current", "peak"]) -> int:
-    """Bytes of one category that a rank held after a step, or at most during it, over all tiers."""
-    return sum(row["memory"][category][when].values())
+    """Bytes of one category that a rank held in memory after a step, or at most during it."""
+    tiers: Json = row["memory"][category][when]
+    return sum(nbytes for tier, nbytes in tiers.items() if tier != "disk")

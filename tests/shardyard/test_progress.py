@@ -8,6 +8,7 @@ import pytest
 from shardyard.cli import progress
 from shardyard.cli.events import TEXT_LENGTH, event_line, shortened
 from shardyard.cli.job_view import method_of, print_job, require_success
+from shardyard.cli.progress import held, memory_line
 from shardyard.client import Json, Shardyard, Update
 from shardyard.errors import JobFailed
 
@@ -132,3 +133,14 @@ def test_how_a_job_learns() -> None:
     assert method_of(job) == "dpo, LoRA of rank 8 on nf4, merged"
     lora |= {"quantization": None, "merge": False}
     assert method_of(job) == "dpo, LoRA of rank 8"
+
+
+def test_memory_and_what_lies_elsewhere() -> None:
+    amounts = {"parameters": {"device": 2**20}, "optimizer": {"device": 0, "disk": 2**30}}
+    row = {
+        "memory": {name: {"current": tiers, "peak": tiers} for name, tiers in amounts.items()},
+        "resident_peak": 2**21,
+    }
+    line = memory_line(row)
+    assert line == "parameters 1.0 MiB, optimizer 0 B, optimizer on disk 1.0 GiB, resident 2.0 MiB"
+    assert held(row, "optimizer", "peak") == 0

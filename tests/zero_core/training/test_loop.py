@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.tiny_model import write_chat_file, write_tiny_model
 from tests.zero_core.ranks import RankError, RankPool
 from zero_core import TrainConfig
+from zero_core.config.offload import OffloadConfig
 from zero_core.training.journal import Journal
 from zero_core.training.loop import attempt
 from zero_core.training.run import Outcome, Run, StopRequest
@@ -103,7 +104,16 @@ def one_rank(pools: dict[int, RankPool], inputs: Path, tmp_path_factory: pytest.
 
 
 @pytest.mark.parametrize(
-    ("world_size", "stage", "micro_batch"), [(1, 0, 1), (2, 3, 1), (2, 1, 2), (3, 3, 2), (4, 2, 3), (4, 3, 1)]
+    ("world_size", "stage", "micro_batch", "offload"),
+    [
+        (1, 0, 1, OffloadConfig()),
+        (1, 3, 2, OffloadConfig("disk", "disk")),
+        (2, 3, 1, OffloadConfig("disk", "disk")),
+        (2, 1, 2, OffloadConfig("disk")),
+        (3, 3, 2, OffloadConfig()),
+        (4, 2, 3, OffloadConfig("host")),
+        (4, 3, 1, OffloadConfig()),
+    ],
 )
 def test_the_plan_does_not_show_in_the_result(
     pools: dict[int, RankPool],
@@ -113,8 +123,11 @@ def test_the_plan_does_not_show_in_the_result(
     world_size: int,
     stage: int,
     micro_batch: int,
+    offload: OffloadConfig,
 ) -> None:
-    directory = write_run(inputs, tmp_path / "a1", zero_stage=stage, per_device_train_batch_size=micro_batch)
+    directory = write_run(
+        inputs, tmp_path / "a1", zero_stage=stage, per_device_train_batch_size=micro_batch, offload=offload
+    )
     outcomes = pools[world_size].run(run_loop, directory)
     assert outcomes == [Outcome("succeeded", step=STEPS)] * world_size
     assert losses(directory) == pytest.approx(losses(one_rank), rel=1e-5)
