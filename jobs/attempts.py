@@ -5,7 +5,7 @@
 one has replaced.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +13,7 @@ from sqlalchemy import exists, func, select, update
 from sqlalchemy.orm import Session
 
 from jobs.errors import Fenced
+from jobs.plans import NOTHING_CHEAPER, after_out_of_memory
 from jobs.settings import Settings
 from jobs.state import LIVE, RETRYABLE, TRANSITIONS, Desired, Phase, Reason, State, check_transition
 from jobs.tables import Attempt, Checkpoint, Event, Gpu, Job
@@ -39,7 +40,8 @@ class Ending:
     param: str | None = None
     exit_code: int | None = None
     blame: bool = True
-    """False where the attempt was stopped on purpose: it doesn't count towards ``max_attempts``."""
+    """False where the attempt was stopped on purpose or the next one has a cheaper plan: it doesn't count
+    towards ``max_attempts``."""
 
 
 def hold(session: Session, job_id: str, epoch: int) -> Job:
@@ -128,7 +130,8 @@ def finish(
     job.lease_until = None
     job.worker = None
     if ending.state is State.RETRY_WAIT:
-        job.run_at = func.now() + timedelta(seconds=settings.retry_delay_seconds if ending.blame else 0)
+        # Without a reason it was stopped on purpose.
+        job.run_at = func.now() + timedelta(seconds=settings.retry_delay_seconds if ending.reason else 0)
     elif ending.state is not State.PAUSED:
         job.finished_at = func.now()
     _announce(session, job, ending)
@@ -137,7 +140,9 @@ def finish(
 
 def _decide(session: Session, settings: Settings, job: Job, ending: Ending) -> Ending:
     """What the job becomes, given what the attempt came to, what the user wants and how often it failed."""
-    if ending.state is State.FAILED and ending.reason in RETRYABLE:
+    if ending.state is State.FAILED and ending.reason is Reason.OOM:
+        ending = _by_a_cheaper_plan(session, job, ending)
+    elif ending.state is State.FAILED and ending.reason in RETRYABLE:
         ending = Ending(State.RETRY_WAIT, ending.reason, ending.message, exit_code=ending.exit_code)
     elif ending.state is State.PAUSED and job.desired != Desired.PAUSE:
         # Stopped by a signal from outside, or the user has changed their mind: go on where it stopped.
@@ -154,6 +159,17 @@ def _decide(session: Session, settings: Settings, job: Job, ending: Ending) -> E
     if job.desired == Desired.PAUSE:
         return Ending(State.PAUSED, Reason.PAUSED_BY_USER)
     return ending
+
+
+def _by_a_cheaper_plan(session: Session, job: Job, ending: Ending) -> Ending:
+    """Out of memory is no fault while a plan with less of it is left."""
+    step = after_out_of_memory(job.spec["training"], alive(session, job).plan, job.gpus)
+    if step is None:
+        return replace(ending, message=f"{ending.message}. {NOTHING_CHEAPER}")
+    job.training_plan = step.plan
+    data = {"reason": ending.reason, "plan": step.plan}
+    record_event(session, job, f"{ending.message}: {step.changes}", "warn", data=data)
+    return Ending(State.RETRY_WAIT, Reason.OOM, exit_code=ending.exit_code, blame=False)
 
 
 def _left_checkpoint(session: Session, job: Job) -> bool:

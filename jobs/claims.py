@@ -6,6 +6,7 @@ from datetime import timedelta
 from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.orm import Session
 
+from jobs.plans import plan_of
 from jobs.settings import Settings
 from jobs.state import Desired, Phase, State, check_transition
 from jobs.tables import Attempt, Gpu, Host, Job
@@ -93,7 +94,8 @@ def _start_attempt(session: Session, settings: Settings, job: Job, host: str, bo
     job.heartbeat_seq += 1
     job.lease_until = func.now() + timedelta(seconds=settings.lease_seconds)
     job.version += 1
-    attempt = Attempt(job_id=job.id, epoch=job.epoch, host=host, boot_id=boot_id)
+    plan = job.training_plan or plan_of(job.spec["training"])
+    attempt = Attempt(job_id=job.id, epoch=job.epoch, host=host, boot_id=boot_id, plan=plan)
     session.add(attempt)
     session.flush()
     return attempt

@@ -6,6 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from jobs.attempts import alive
+from jobs.plans import planned
 from jobs.settings import Settings
 from jobs.tables import Checkpoint, Gpu, Host, Job
 
@@ -19,11 +20,12 @@ def inputs(session: Session, settings: Settings, job: Job) -> dict[str, Any]:
         "model_path": spec["model_path"],
         "training_file": spec["training_file_path"],
         "validation_file": spec["validation_file_path"],
-        "train": spec["training"],
+        "train": planned(spec["training"], alive(session, job).plan),
         "min_examples": settings.min_examples,
         "resume": checkpoint_paths(session, job),
         "cache_dir": str(settings.cache_dir.absolute()),
         "hang_seconds": settings.hang_seconds,
+        "memory_limit": settings.rank_memory_bytes,
     }
 
 

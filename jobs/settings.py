@@ -25,6 +25,9 @@ class Settings(BaseSettings):
     slots: int | None = None
     """Ranks this host may run at once where it has no GPU; ``None`` takes its number of cores."""
 
+    rank_memory_bytes: int | None = Field(default=None, gt=0)
+    """Most that a rank may allocate on its host (``RLIMIT_DATA``); ``None`` sets no limit."""
+
     lease_seconds: float = 30.0
     """How long a claim lives without a heartbeat."""
 

@@ -142,6 +142,9 @@ class Job(Table):
     attempts: Mapped[int] = mapped_column(server_default="0")
     attempts_without_checkpoint: Mapped[int] = mapped_column(server_default="0")
 
+    training_plan: Mapped[Json | None]
+    """Fields of ``TrainConfig`` by which the next attempt trains; None until it differs from the spec."""
+
     # How far it is, and what came of it.
     step: Mapped[int] = mapped_column(server_default="0")
     total_steps: Mapped[int | None]
@@ -174,6 +177,8 @@ class Attempt(Table):
     pid: Mapped[int | None]
     pid_start: Mapped[int | None] = mapped_column(BigInteger)
     """Clock ticks since boot at the supervisor's start: with the pid, an identity that is never reused."""
+    plan: Mapped[Json | None]
+    """Fields of ``TrainConfig`` by which it trains: those that change memory and speed alone."""
     resumed_from_step: Mapped[int | None]
     started_at: Mapped[datetime] = _now()
     ended_at: Mapped[datetime | None]

@@ -12,9 +12,9 @@ from worker.run_directory import Outcome
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|DefaultCPUAllocator: (can't|not enough)|MemoryError"
 )
+_KILLED = re.compile(r"exitcode\s*: -9\b")
+"""What torchrun says of a rank that SIGKILL ended, other than by torchrun itself."""
 _DISK_FULL = re.compile(r"No space left on device|Errno 28\b")
-
-_SMALLER = "Use more GPUs, a smaller per_device_train_batch_size or max_length, or gradient_checkpointing."
 
 _STATUS = {"succeeded": State.SUCCEEDED, "paused": State.PAUSED, "cancelled": State.CANCELLED}
 _REASON = {"paused": Reason.PAUSED_BY_USER, "cancelled": Reason.CANCELLED_BY_USER}
@@ -43,7 +43,7 @@ class Evidence:
     hung: bool = False
     """A rank made no progress for too long and was killed."""
     oom_killed: bool = False
-    """The kernel killed a process of this control group for memory while the attempt ran."""
+    """The kernel killed a process for memory while the attempt ran: not always one of this attempt."""
 
 
 def decide(evidence: Evidence) -> Ending:
@@ -72,15 +72,15 @@ def _reason(outcome: Outcome | None) -> Reason:
 def _traces(evidence: Evidence) -> tuple[Reason, str]:
     if evidence.hung:
         return Reason.HUNG, "A rank made no progress for too long and was ended."
-    if evidence.oom_killed:
-        return Reason.OOM, f"The kernel ended a rank: the host's memory was used up. {_SMALLER}"
+    if evidence.oom_killed and (evidence.exit_code == -9 or _KILLED.search(evidence.log_tail)):
+        return Reason.OOM, "the host's memory was used up, and the kernel ended a rank"
     if _DISK_FULL.search(evidence.log_tail):
         return (
             Reason.DISK_FULL,
             "The data directory's disk is full. Free some room and start the job again.",
         )
     if _OUT_OF_MEMORY.search(evidence.log_tail):
-        return Reason.OOM, f"A rank ran out of memory. {_SMALLER}"
+        return Reason.OOM, "out of memory on a rank"
     return (
         Reason.CRASHED,
         f"The ranks ended without a result (exit code {evidence.exit_code}); see the attempt's log.",

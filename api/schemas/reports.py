@@ -55,6 +55,8 @@ class AttemptObject(Shape):
     reason: str | None
     exit_code: int | None
     resumed_from_step: int | None
+    plan: JsonObject | None
+    """Fields of ``training`` by which it trained: those that change memory and speed alone."""
 
 
 class MemoryRow(Shape):

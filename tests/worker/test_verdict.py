@@ -6,6 +6,7 @@ from worker.run_directory import Outcome
 from worker.verdict import Evidence, decide
 
 FAILED = {"status": "failed"}
+KILLED = "failed (exitcode: -9) local_rank: 1 (pid: 4711) of binary: python"
 
 
 @pytest.mark.parametrize(
@@ -19,11 +20,15 @@ FAILED = {"status": "failed"}
         (FAILED | {"reason": "invalid_parameter"}, {}, ("failed", "invalid_parameter")),
         (FAILED | {"reason": "oom"}, {"hung": True}, ("failed", "oom")),
         (FAILED | {"reason": "a newer engine's"}, {}, ("failed", "crashed")),
-        (FAILED | {"reason": "crashed"}, {"oom_killed": True}, ("failed", "oom")),
+        (FAILED | {"reason": "crashed"}, {"oom_killed": True, "log_tail": KILLED}, ("failed", "oom")),
+        (FAILED | {"reason": "crashed"}, {"oom_killed": True}, ("failed", "crashed")),
         (FAILED | {"reason": "crashed"}, {}, ("failed", "crashed")),
         (None, {}, ("failed", "crashed")),
         (None, {"hung": True}, ("failed", "hung")),
-        (None, {"oom_killed": True}, ("failed", "oom")),
+        (None, {"oom_killed": True, "log_tail": KILLED}, ("failed", "oom")),
+        (None, {"oom_killed": True, "exit_code": -9}, ("failed", "oom")),
+        (None, {"oom_killed": True}, ("failed", "crashed")),
+        (None, {"log_tail": KILLED}, ("failed", "crashed")),
         (None, {"log_tail": "torch.OutOfMemoryError: CUDA out of memory"}, ("failed", "oom")),
         (None, {"log_tail": "DefaultCPUAllocator: can't allocate memory"}, ("failed", "oom")),
         (None, {"log_tail": "OSError: [Errno 28] No space left on device"}, ("failed", "disk_full")),

@@ -17,7 +17,8 @@ class Journal:
         self._events = directory / "events.jsonl" if rank == 0 else None
         self._telemetry = directory / f"rank-{rank}.jsonl"
         self._heartbeat = directory / f"heartbeat-{rank}"
-        self._phase: str | None = None
+        self.current_phase: str | None = None
+        """What the ranks do; None before the first."""
         self.beat()
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -26,8 +27,8 @@ class Journal:
 
     def phase(self, phase: str) -> None:
         """What the ranks do from now on; said once, however often it is called."""
-        if phase != self._phase:
-            self._phase = phase
+        if phase != self.current_phase:
+            self.current_phase = phase
             self.event("phase", phase=phase)
 
     def warn(self, message: str) -> None:

@@ -32,6 +32,7 @@ from zero_core.training.journal import Journal
 from zero_core.training.methods.objective import Objective
 from zero_core.training.methods.table import objective
 from zero_core.training.micro_batches import MicroBatches, score
+from zero_core.training.out_of_memory import OutOfMemory, is_out_of_memory
 from zero_core.training.packing import packs
 from zero_core.training.result import write_result
 from zero_core.training.run import Outcome, Run, StopRequest
@@ -127,7 +128,15 @@ class TrainingLoop:
             self._export()
         except Stopped as stopped:
             return self._stop(stopped)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise OutOfMemory(self._engine.steps, self._when()) from error
+            raise
         return Outcome("succeeded", step=self._engine.steps)
+
+    def _when(self) -> str:
+        phase, steps = self._journal.current_phase, self._engine.steps
+        return f"in step {steps + 1}" if phase == "training" else f"while {phase} after step {steps}"
 
     # Start.
 

@@ -34,6 +34,8 @@ class Run:
     export_dir: Path
     cache_dir: Path
     hang_seconds: float
+    memory_limit: int | None = None
+    """Bytes that a rank may allocate on the host (``RLIMIT_DATA``)."""
 
     @classmethod
     def read(cls, directory: Path) -> "Run":
@@ -52,6 +54,7 @@ class Run:
             export_dir=Path(given["export_dir"]),
             cache_dir=Path(given.get("cache_dir") or directory / "cache"),
             hang_seconds=given["hang_seconds"],
+            memory_limit=given.get("memory_limit"),
         )
 
 

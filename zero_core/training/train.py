@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import resource
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from zero_core.errors import PeerFailed, PeerGone, PeerSilent
 from zero_core.models.model_files import InvalidModel
 from zero_core.training.journal import Journal
 from zero_core.training.loop import NonFiniteLoss, attempt
+from zero_core.training.out_of_memory import OutOfMemory, is_out_of_memory
 from zero_core.training.parent_death import PARENT_VARIABLE, die_with_parent
 from zero_core.training.run import Outcome, Run, StopRequest
 
@@ -32,7 +34,10 @@ def main() -> int:
     logging.disable_progress_bar()
     stop = StopRequest(directory)
     try:
-        outcome = train(Run.read(directory), stop)
+        run = Run.read(directory)
+        if run.memory_limit is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (run.memory_limit, run.memory_limit))
+        outcome = train(run, stop)
     except Exception as error:
         traceback.print_exc()
         cause = first_cause(error)
@@ -63,6 +68,10 @@ def _device() -> torch.device:
     return device
 
 
+def _rank() -> int:
+    return int(os.environ.get("RANK", 0))
+
+
 def first_cause(error: Exception) -> Outcome | None:
     """What this rank blames, or None where another rank's end is the cause."""
     message = f"{type(error).__name__}: {error}"
@@ -78,8 +87,9 @@ def first_cause(error: Exception) -> Outcome | None:
         return Outcome("failed", error.code, f"training.{text}", "training.lora")
     if isinstance(error, NonFiniteLoss):
         return Outcome("failed", "nan_loss", text, step=error.step)
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
-        return Outcome("failed", "oom", message)
+    if is_out_of_memory(error):
+        step, when = (error.step, text) if isinstance(error, OutOfMemory) else (0, "before the first step")
+        return Outcome("failed", "oom", f"out of memory on rank {_rank()} {when}", step=step)
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
         return Outcome("failed", "disk_full", message)
     if isinstance(error, PeerSilent) or "Timed out waiting" in text:

@@ -8,6 +8,8 @@ import torch
 
 from zero_core.config.checks import InvalidSetting
 from zero_core.errors import PeerFailed, PeerGone, PeerSilent
+from zero_core.training.out_of_memory import OutOfMemory
+from zero_core.training.run import Outcome
 from zero_core.training.train import first_cause
 
 
@@ -32,6 +34,8 @@ def test_another_ranks_end_is_its_own_to_tell(error: Exception) -> None:
         (MemoryError("std::bad_alloc"), "oom"),
         (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"), "oom"),
+        (RuntimeError("std::bad_alloc"), "oom"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "oom"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "disk_full"),
         (InvalidSetting("lora.target_modules: 'q' matches nothing"), "invalid_parameter"),
         (RuntimeError("a kernel failed"), "crashed"),
@@ -41,3 +45,11 @@ def test_a_rank_tells_its_own(error: Exception, reason: str) -> None:
     outcome = first_cause(error)
     assert outcome is not None
     assert (outcome.status, outcome.reason) == ("failed", reason)
+
+
+def test_an_out_of_memory_says_who_and_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    outcome = first_cause(OutOfMemory(11, "in step 12"))
+    assert outcome == Outcome("failed", "oom", "out of memory on rank 1 in step 12", step=11)
+    outcome = first_cause(MemoryError())
+    assert outcome == Outcome("failed", "oom", "out of memory on rank 1 before the first step")
