@@ -4,10 +4,11 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, sessionmaker
 
-from jobs import attempts, shipping
+from jobs import attempts, runs, shipping
 from jobs.attempts import Ending
 from jobs.claims import claim
 from jobs.errors import Fenced
+from jobs.plans import plan_of
 from jobs.settings import Settings
 from jobs.state import Desired, Reason, State
 from jobs.tables import Attempt, Checkpoint, Event, Gpu, Job
@@ -102,6 +103,7 @@ LOST = Ending(State.RETRY_WAIT, Reason.LOST)
 SUCCEEDED = Ending(State.SUCCEEDED)
 PAUSED = Ending(State.PAUSED, Reason.PAUSED_BY_USER)
 CRASHED = Ending(State.FAILED, Reason.CRASHED, "exit code 1")
+OOM = Ending(State.FAILED, Reason.OOM, "out of memory on rank 1 in step 12")
 NAN = Ending(State.FAILED, Reason.NAN_LOSS, "not finite at step 3")
 
 
@@ -118,6 +120,9 @@ NAN = Ending(State.FAILED, Reason.NAN_LOSS, "not finite at step 3")
         ("pausing", "pause", NAN, ("failed", "nan_loss")),
         ("cancelling", "cancel", NAN, ("cancelled", "cancelled_by_user")),
         ("running", "run", CRASHED, ("retry_wait", "crashed")),
+        ("running", "run", OOM, ("retry_wait", "oom")),
+        ("pausing", "pause", OOM, ("paused", "paused_by_user")),
+        ("running", "cancel", OOM, ("cancelled", "cancelled_by_user")),
         ("running", "run", LOST, ("retry_wait", "lost")),
         ("starting", "run", LOST, ("retry_wait", "lost")),
         ("running", "cancel", LOST, ("cancelled", "cancelled_by_user")),
@@ -192,3 +197,39 @@ def test_an_attempt_stopped_on_purpose_is_not_counted(sessions: Sessions, settin
     assert finish(sessions, settings, stopped) == "retry_wait"
     with sessions.begin() as session:
         assert session.get_one(Job, "ftjob-1").attempts_without_checkpoint == 2
+
+
+@pytest.mark.usefixtures("claimed")
+def test_memory_that_runs_out_costs_plans_and_no_attempts(sessions: Sessions, settings: Settings) -> None:
+    """Down the ladder, one attempt a rung, each told to its ranks; then the job says that it has ended."""
+    training = {"per_device_train_batch_size": 8, "train_batch_size": 8, "gradient_checkpointing": True}
+    with sessions.begin() as session:
+        job = session.get_one(Job, "ftjob-1")
+        job.spec = job.spec | {"training": training}
+        attempts.alive(session, job).plan = plan_of(training)
+    told = []
+    for epoch in range(1, 5):
+        with sessions.begin() as session:
+            job = attempts.hold(session, "ftjob-1", epoch)
+            told.append(runs.inputs(session, settings, job)["train"]["per_device_train_batch_size"])
+            state = attempts.finish(session, settings, job, OOM)
+        if state == "retry_wait":
+            with sessions.begin() as session:
+                job = session.get_one(Job, "ftjob-1")
+                job.state = State.QUEUED
+                job.run_at = func.now()
+            with sessions.begin() as session:
+                assert claim(session, settings, HOST, BOOT) is not None
+    assert told == [8, 4, 2, 1]
+    with sessions.begin() as session:
+        job = session.get_one(Job, "ftjob-1")
+        assert (job.state, job.reason, job.attempts_without_checkpoint) == ("failed", "oom", 0)
+        assert job.error_message is not None
+        assert job.error_message.startswith("out of memory on rank 1 in step 12. No cheaper plan is left.")
+        ran = session.scalars(select(Attempt).order_by(Attempt.epoch))
+        assert [attempt.plan["per_device_train_batch_size"] for attempt in ran if attempt.plan] == told
+        said = session.scalars(select(Event.message).where(Event.level == "warn").order_by(Event.id)).all()
+    assert said[::2] == [
+        f"out of memory on rank 1 in step 12: micro-batch {before} -> {after}"
+        for before, after in ((8, 4), (4, 2), (2, 1))
+    ]
