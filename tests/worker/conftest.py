@@ -26,7 +26,7 @@ def environment(settings: Settings, environment: dict[str, str]) -> dict[str, st
     own = {
         f"SHARDYARD_{name.upper()}": str(getattr(settings, name))
         for name in Settings.model_fields
-        if name not in ("database_url", "redis_url")
+        if name not in ("database_url", "redis_url") and getattr(settings, name) is not None
     }
     return environment | own
 
