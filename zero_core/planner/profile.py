@@ -42,6 +42,12 @@ class BatchShape:
     pairs: int
     """Sum over the sequences of the square of their length: what masks and score matrices take."""
 
+    longest: int
+    """Length of the longest sequence, which is worked on at once."""
+
+    square: int
+    """Of ``longest``: a mask that all rows share."""
+
     targets: int
     """Positions that have a loss."""
 
@@ -51,13 +57,21 @@ class BatchShape:
     @classmethod
     def padded(cls, rows: int, length: int, targets: int, at_once: int | None = None) -> "BatchShape":
         """``rows`` of one ``length``; ``at_once``: see ``ModelProfile.targets_at_once``."""
-        return cls(rows, rows * length, rows * length * length, targets, at_once or targets)
+        return cls(rows, rows * length, rows * length**2, length, length**2, targets, at_once or targets)
 
     @classmethod
     def packed(cls, lengths: Iterable[int], targets: int, at_once: int | None = None) -> "BatchShape":
         """Sequences end to end in one row."""
         each = list(lengths)
-        return cls(len(each), sum(each), sum(n * n for n in each), targets, at_once or targets)
+        return cls(
+            len(each),
+            sum(each),
+            sum(n * n for n in each),
+            max(each),
+            max(each) ** 2,
+            targets,
+            at_once or targets,
+        )
 
 
 @dataclass(frozen=True)
@@ -68,6 +82,8 @@ class Bytes:
     per_sequence: float = 0.0
     per_token: float = 0.0
     per_pair: float = 0.0
+    per_longest: float = 0.0
+    per_square: float = 0.0
     per_target: float = 0.0
     per_target_at_once: float = 0.0
 
@@ -77,6 +93,8 @@ class Bytes:
             + self.per_sequence * shape.sequences
             + self.per_token * shape.tokens
             + self.per_pair * shape.pairs
+            + self.per_longest * shape.longest
+            + self.per_square * shape.square
             + self.per_target * shape.targets
             + self.per_target_at_once * shape.targets_at_once
         )
