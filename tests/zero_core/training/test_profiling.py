@@ -1,6 +1,8 @@
 """A profile against the bytes that torch's own allocator reports of a real forward and backward."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,14 +10,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
+from tests.zero_core.architectures import write_architecture
 from tests.zero_core.models.families import VOCABULARY, build
 from zero_core import TrainConfig
 from zero_core.config.lora import LoraConfig
 from zero_core.models.adapters import add_lora
 from zero_core.models.attention import use_packed_attention
-from zero_core.planner.profile import ModelProfile
+from zero_core.planner.profile import ROOT, ModelProfile
 from zero_core.training.profiling import Case, Inputs, Subject, profile
-from zero_core.training.recording import scored
+from zero_core.training.recording import record, scored
 
 CPU = torch.device("cpu")
 TARGETS = 500
@@ -37,8 +40,9 @@ def causal(family: str, lora: bool = False) -> Subject:
     return scored(model.train(), Fp32())
 
 
-def profiled(subject: Subject) -> ModelProfile:
-    return profile("a model", subject, TrainConfig(), "fp32", CPU, 256)
+@cache
+def profiled(kind: str) -> ModelProfile:
+    return profile("a model", SUBJECTS[kind](), TrainConfig(), "fp32", CPU, 256)
 
 
 def allocated_peak(subject: Subject, case: Case, *, checkpointed: bool) -> int:
@@ -77,18 +81,84 @@ def real_inputs(subject: Subject, case: Case) -> Inputs:
     return inputs
 
 
-def assert_close(subject: Callable[[], Subject], cases: Sequence[Case]) -> None:
-    recorded = profiled(subject())
+def encoder_decoder() -> Subject:
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=VOCABULARY, d_model=32, d_ff=64, d_kv=8, num_heads=4, num_layers=1, dropout_rate=0.0,
+            decoder_start_token_id=0, use_cache=False,
+        )
+    )  # fmt: skip
+
+    def inputs(case: Case) -> Inputs:
+        rows = (len(case.lengths), case.lengths[0])
+        return {k: torch.zeros(rows, dtype=torch.int64) for k in ("input_ids", "attention_mask", "labels")}
+
+    def loss(model: PreTrainedModel, inputs: Inputs) -> Tensor:
+        value: Tensor = model(**inputs).loss
+        return value
+
+    return Subject(model.train(), lambda model: None, inputs, loss, Fp32().stored_dtype, takes_packed=False)
+
+
+SUBJECTS: dict[str, Callable[[], Subject]] = {
+    "llama": lambda: causal("llama"),
+    "experts": lambda: causal("experts"),
+    "lora": lambda: causal("llama", lora=True),
+    "encoder-decoder": encoder_decoder,
+}
+
+
+@pytest.mark.parametrize("kind", SUBJECTS)
+def test_the_peak_at_other_shapes_is_what_the_allocator_gives_out(kind: str) -> None:
+    recorded = profiled(kind)
+    cases = [Case((300,) * 4, False, TARGETS, TARGETS // 2)]
+    if kind == "llama":
+        cases.append(Case((500, 100, 300, 130), True, TARGETS, TARGETS // 2))
     for case in cases:
         for checkpointed in (False, True):
             expected = recorded.timeline(packed=case.packed, checkpointed=checkpointed).peak(case.shape)
-            assert expected == pytest.approx(
-                allocated_peak(subject(), case, checkpointed=checkpointed), rel=0.02
-            ), (case, checkpointed)
+            given_out = allocated_peak(SUBJECTS[kind](), case, checkpointed=checkpointed)
+            # T5's attention is a chain of kernels, whose own workspace nobody but the allocator sees.
+            tolerance = 0.05 if kind == "encoder-decoder" else 0.01
+            assert expected == pytest.approx(given_out, rel=tolerance), (case, checkpointed)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "capped", "experts"])
-def test_the_peak_at_another_shape_is_what_the_allocator_gives_out(family: str) -> None:
-    padded = Case((300,) * 4 if family != "gpt2" else (60,) * 20, False, TARGETS, TARGETS // 2)
-    packed = Case((500, 100, 300, 130), True, TARGETS, TARGETS // 2)
-    assert_close(lambda: causal(family), [padded, packed] if family == "llama" else [padded])
+def test_what_the_units_keep_is_what_autograd_saves() -> None:
+    subject = causal("llama")
+    case = Case((300,) * 4, False, TARGETS, TARGETS // 2)
+    (layer, *_) = [unit for unit in profiled("llama").units if unit.name.endswith("layers.0")]
+    saved: dict[int, int] = {}
+    block = subject.model.get_submodule(layer.name)
+    block.register_forward_pre_hook(lambda *_: context.__enter__())
+    block.register_forward_hook(lambda *_: context.__exit__(None, None, None))
+    own = {p.untyped_storage().data_ptr() for p in block.parameters()}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    context = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    subject.prepare(subject.model)
+    loss = subject.loss(subject.model, real_inputs(subject, case))
+    # What was there before: the block's input, and the rotations of all positions.
+    rotations = 2 * 300 * 8 * 4
+    assert sum(saved.values()) == pytest.approx(layer.kept.at(case.shape) + rotations, rel=0.01)
+    loss.backward()
+
+
+def test_a_directory_is_recorded_as_it_would_be_trained(tmp_path: Path) -> None:
+    directory = write_architecture(tmp_path, "llama-tied", torch.bfloat16)
+    train = TrainConfig(lora=LoraConfig(r=4, quantization="nf4"), max_length=64)
+    recorded = record(directory, train, "bf16", CPU)
+    assert ModelProfile.from_json(recorded.to_json()) == recorded
+    parameters = {parameter.name: parameter for parameter in recorded.parameters()}
+    table = parameters["model.embed_tokens.weight"]
+    assert (table.stored_dtype, table.trainable, table.tied) == ("bfloat16", False, ("lm_head.weight",))
+    adapter = parameters["model.layers.0.self_attn.q_proj.lora_A.default.weight"]
+    assert (adapter.shape, adapter.stored_dtype, adapter.trainable) == ((4, 32), "float32", True)
+    assert parameters["model.layers.0.self_attn.q_proj.base_layer.weight"].linear
+    assert recorded.packs
+    assert {unit.name for unit in recorded.units} >= set(recorded.timelines[0].forward_order()) - {ROOT}
