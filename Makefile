@@ -41,6 +41,7 @@ bench: $(VENV)/.bench-installed
 	$(BIN)/python -m bench.zero --overhead --models base many-small --precision fp32
 	$(BIN)/python -m bench.finetune
 	$(BIN)/python -m bench.loading
+	$(BIN)/python -m bench.predict
 
 $(VENV)/.bench-installed: $(VENV)/.installed
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'

@@ -40,6 +40,8 @@ class LiveBytes(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if not isinstance(result, Tensor | tuple | list):
+            return result
         before = self.current
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.layout is strided:
