@@ -54,8 +54,8 @@ def render(results: Results) -> str:
     parts = [
         "# Predicted and measured memory",
         "What `planner.step.resident_peak` says of a rank on the CPU, from a profile that was recorded on "
-        "fake tensors (`zero_core.training.profiling`), and the most that the fullest rank held in any of its "
-        "steps. The interpreter and its libraries were measured in the same run and are part of both; "
+        "fake tensors (`zero_core.training.profiling`), and the most that the fullest rank held in any of "
+        "its steps. The interpreter and its libraries were measured in the same run and are part of both; "
         "the last column leaves them out.",
         f"{results.machine.title}. Measured with `{results.command}`.",
         table(("case", "imports, MB", "predicted, MB", "measured, MB", "error", "beyond the imports"), rows),
