@@ -20,14 +20,15 @@ class Alive:
     nbytes: int
 
     number: int
-    """Operations that had made the bytes grow before this one did."""
+    """Operations that had made something before this one did."""
 
     finalizer: "weakref.finalize[Any, Any]"
 
 
 class LiveBytes(TorchDispatchMode):
     def __init__(self, known: Iterable[Tensor], on_growth: Callable[[int], None]) -> None:
-        """``known`` tensors never count; ``on_growth`` is told of the bytes whenever they have grown."""
+        """``known`` tensors never count; ``on_growth`` is told of the bytes whenever something was
+        made."""
         super().__init__()
         self.current = 0
         self._growths = 0
@@ -42,11 +43,12 @@ class LiveBytes(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if not isinstance(result, Tensor | tuple | list):
             return result
-        before = self.current
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.layout is strided:
-                self._follow(leaf, leaf.untyped_storage().nbytes())
-        if self.current > before:
+        made = [
+            self._follow(leaf, leaf.untyped_storage().nbytes())
+            for leaf in tree_leaves(result)
+            if isinstance(leaf, Tensor) and leaf.layout is strided
+        ]
+        if any(made):
             self._growths += 1
             self._on_growth(self.current)
         return result
@@ -55,12 +57,15 @@ class LiveBytes(TorchDispatchMode):
         """What is known of the tensor's storage; None where it was not made inside the mode."""
         return self._alive.get(tensor.untyped_storage()._cdata)
 
-    def _follow(self, tensor: Tensor, nbytes: int) -> None:
+    def _follow(self, tensor: Tensor, nbytes: int) -> bool:
+        """True for a storage that was not there before."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key not in self._alive:
-            self.current += nbytes
-            self._alive[key] = Alive(nbytes, self._growths, weakref.finalize(storage, self._forget, key))
+        if key in self._alive:
+            return False
+        self.current += nbytes
+        self._alive[key] = Alive(nbytes, self._growths, weakref.finalize(storage, self._forget, key))
+        return True
 
     def _forget(self, key: int) -> None:
         self.current -= self._alive.pop(key).nbytes

@@ -119,11 +119,12 @@ def profile(
 
 
 def padded_cases(length: int) -> list[Case]:
-    """As many as there are figures to a ``BatchShape``, and one for the constant."""
+    """As many as there are figures to a ``BatchShape``, and one for the constant. A single row is left out:
+    what is expanded over the rows is then copied for nobody, which makes it another program."""
     half, quarter = length // 2, length // 4
     sizes = (
-        (1, length), (2, length), (3, length), (1, half), (3, half), (2, quarter), (4, quarter),
-        (2, 3 * quarter),
+        (2, length), (3, length), (2, half), (4, half), (2, quarter), (5, quarter), (2, 3 * quarter),
+        (3, 3 * quarter),
     )  # fmt: skip
     return [Case((each,) * rows, False, *_TARGETS[index % 3]) for index, (rows, each) in enumerate(sizes)]
 
@@ -133,7 +134,7 @@ def packed_cases(length: int) -> list[Case]:
     half, quarter = length // 2, length // 4
     sizes = (
         (length, length), (length, half), (half, half), (half, quarter), (length, quarter),
-        (3 * quarter, quarter), (3 * quarter, half),
+        (3 * quarter, quarter), (3 * quarter, half), (3 * quarter, 3 * quarter),
     )  # fmt: skip
     return [Case(each, True, *_TARGETS[index % 3]) for index, each in enumerate(sizes)]
 

@@ -17,7 +17,7 @@ from zero_core.config.lora import LoraConfig
 from zero_core.models.adapters import add_lora
 from zero_core.models.attention import use_packed_attention
 from zero_core.planner.profile import ROOT, ModelProfile
-from zero_core.training.profiling import Case, Inputs, Subject, profile
+from zero_core.training.profiling import Case, Inputs, Subject, packed_cases, padded_cases, profile
 from zero_core.training.recording import record, scored
 
 CPU = torch.device("cpu")
@@ -162,3 +162,13 @@ def test_a_directory_is_recorded_as_it_would_be_trained(tmp_path: Path) -> None:
     assert parameters["model.layers.0.self_attn.q_proj.base_layer.weight"].linear
     assert recorded.packs
     assert {unit.name for unit in recorded.units} >= set(recorded.timelines[0].forward_order()) - {ROOT}
+
+
+@pytest.mark.parametrize("cases", [padded_cases(1024), padded_cases(32), packed_cases(1024)])
+def test_the_cases_tell_the_figures_of_a_shape_apart(cases: list[Case]) -> None:
+    figures = {name: [float(getattr(case.shape, name)) for case in cases] for name in vars(cases[0].shape)}
+    varying = [[value / max(column) for value in column] for column in figures.values() if len({*column}) > 1]
+    # All but the number of packed sequences, which attention goes through one by one.
+    assert len(varying) == 7 - cases[0].packed
+    matrix = torch.tensor([[1.0] * len(cases), *varying], dtype=torch.float64)
+    assert torch.linalg.matrix_rank(matrix, rtol=1e-6) == len(varying) + 1
