@@ -42,6 +42,7 @@ bench: $(VENV)/.bench-installed
 	$(BIN)/python -m bench.finetune
 	$(BIN)/python -m bench.loading
 	$(BIN)/python -m bench.offload
+	$(BIN)/python -m bench.predict
 
 $(VENV)/.bench-installed: $(VENV)/.installed
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'

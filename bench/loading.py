@@ -19,7 +19,7 @@ from bench.machine import Machine, this_machine
 from bench.markdown import table
 from zero_core.config.train import TrainConfig
 from zero_core.data.batches import Dealer, global_batch
-from zero_core.planner import model_state_bytes
+from zero_core.planner.formulas import model_state_bytes
 
 DIRECTORY = ROOT / "docs" / "benchmarks"
 RANKS = 4

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from bench.recording import MEASURED, RANKS, SHAPE, Activity, Measured, measure
 from zero_core.config.zero import STAGES
-from zero_core.planner import model_state_bytes
+from zero_core.planner.formulas import model_state_bytes
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "images"
 

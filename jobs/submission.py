@@ -19,7 +19,7 @@ from jobs.state import Reason, State
 from jobs.tables import Event, File, Host, Job, Outbox
 from zero_core.config.zero import Precision
 from zero_core.data.formats import too_few
-from zero_core.planner import NOTHING_FROZEN, model_state_bytes
+from zero_core.planner.formulas import NOTHING_FROZEN, model_state_bytes
 
 REPEAT_WINDOW = timedelta(seconds=60)
 """A client's own retry within this time, of the same body, means the job that the first try made."""

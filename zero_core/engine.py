@@ -24,7 +24,7 @@ from zero_core.comm.failure import FailureBoard
 from zero_core.config.optimizer import AdamWConfig, OptimizerConfig
 from zero_core.config.zero import ZeroConfig
 from zero_core.memory.ledger import Footprint, Usage, footprint, reset_peak, resident
-from zero_core.planner import Storage
+from zero_core.planner.formulas import Storage
 from zero_core.sharding.assembly import Assembly, assemble
 from zero_core.sharding.buffers import average_statistics, normalizations
 from zero_core.sharding.encoding import storage_of

@@ -18,7 +18,7 @@ from tests.zero_core.reference import build_model, global_batch, mean_loss
 from tests.zero_core.token_loss import token_loss
 from zero_core import AdamWConfig, StepReport, ZeroConfig, ZeroEngine
 from zero_core.memory.ledger import Usage
-from zero_core.planner import Storage
+from zero_core.planner.formulas import Storage
 
 OPTIMIZER = AdamWConfig(lr=3e-3, weight_decay=0.1, eps=1e-3)
 """An epsilon at the gradients' size: else a gradient near zero makes a full step of its rounding error."""

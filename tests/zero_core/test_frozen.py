@@ -29,7 +29,7 @@ from zero_core import AdamWConfig, ZeroConfig, ZeroEngine
 from zero_core.checkpoints import checkpoint
 from zero_core.checkpoints.export import Parameters
 from zero_core.config.zero import FrozenQuantization
-from zero_core.planner import STORED_BYTES, model_state_bytes, unit_bytes
+from zero_core.planner.formulas import STORED_BYTES, model_state_bytes, unit_bytes
 
 STEPS = 10
 ONE_BY_ONE: dict[str, Any] = {"allgather_bucket_size": 0, "prefetch_bucket_size": 0}

@@ -17,7 +17,7 @@ from torch import Tensor
 from zero_core.comm.nf4 import NormalFloat4
 from zero_core.comm.quantization import BlockQuantizer
 from zero_core.config.zero import FrozenQuantization, Precision
-from zero_core.planner import Storage
+from zero_core.planner.formulas import Storage
 
 BLOCK = 64
 """Elements that share a scale, in both quantizations (Dettmers et al. 2023)."""

@@ -196,7 +196,7 @@ class Unit:
         self.running = True
         if self.transient and self._schedule.current is Pass.FORWARD and torch.is_grad_enabled():
             # A leaf has its gradient as soon as it can, before the rest of the unit's backward.
-            inputs = [x for x in _differentiable((args, kwargs)) if not x.is_leaf]
+            inputs = [x for x in differentiable((args, kwargs)) if not x.is_leaf]
             if inputs:
                 self._watched_calls += 1
                 self._watch(inputs)
@@ -206,7 +206,7 @@ class Unit:
         if self._schedule.current is not Pass.FORWARD:
             return
         if self.transient and torch.is_grad_enabled():
-            outputs = _differentiable(output)
+            outputs = differentiable(output)
             self._backward_calls += bool(outputs)
             for tensor in outputs:
                 tensor.register_hook(self._before_backward)
@@ -252,7 +252,7 @@ class Unit:
             handle.remove()
 
 
-def _differentiable(structure: Any) -> list[Tensor]:
+def differentiable(structure: Any) -> list[Tensor]:
     """The tensors in nested containers, dataclasses included, that gradients flow to."""
     found: list[Tensor] = []
     for leaf in tree_leaves(structure):
@@ -260,5 +260,5 @@ def _differentiable(structure: Any) -> list[Tensor]:
             if leaf.requires_grad:
                 found.append(leaf)
         elif is_dataclass(leaf) and not isinstance(leaf, type):
-            found += _differentiable([getattr(leaf, field.name) for field in fields(leaf)])
+            found += differentiable([getattr(leaf, field.name) for field in fields(leaf)])
     return found

@@ -25,7 +25,7 @@ from zero_core.data.dataset import Dataset
 from zero_core.engine import StepReport, ZeroEngine
 from zero_core.errors import CheckpointDamaged
 from zero_core.models.token_scores import TokenScorer
-from zero_core.planner import model_state_bytes
+from zero_core.planner.formulas import model_state_bytes
 from zero_core.training.evaluation import evaluate
 from zero_core.training.inputs import Inputs, load_inputs
 from zero_core.training.journal import Journal

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from zero_core.comm.nf4 import NormalFloat4
 from zero_core.comm.quantization import BlockQuantizer
-from zero_core.planner import STORED_BYTES
+from zero_core.planner.formulas import STORED_BYTES
 from zero_core.sharding.encoding import (
     BLOCK,
     QUANTIZERS,

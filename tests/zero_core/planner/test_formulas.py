@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from zero_core.planner import STORED_BYTES, model_state_bytes, unit_bytes
+from zero_core.planner.formulas import STORED_BYTES, model_state_bytes, unit_bytes
 
 GB = 1e9
 

@@ -1,0 +1,1 @@
+"""A plan's memory beside what ranks take."""
